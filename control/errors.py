@@ -1,0 +1,50 @@
+"""The errors of Midstream.
+
+MidstreamError
+├── BadInput            the caller said something wrong; never retried
+│   └── UnknownThing    a named instance, request, policy or setting does not exist
+├── Refused             a typed no, with a code from `RefusalCode`; nothing happened
+├── CommitConflict      another controller committed first; fold on and decide again
+├── LogUnavailable      the log cannot be reached or refuses writes; retry later
+├── TransferFailed      bytes did not arrive; the move aborts, the request stays
+└── EngineFailed        the engine could not do what was asked
+"""
+
+from __future__ import annotations
+
+
+class MidstreamError(Exception):
+    """Base of every error this project raises on purpose."""
+
+
+class BadInput(MidstreamError):
+    """The caller said something wrong; repeating it will not help."""
+
+
+class UnknownThing(BadInput):
+    """A name that nobody has: instance, request, policy, transfer, setting."""
+
+
+class Refused(MidstreamError):
+    """A typed refusal: `code` is stable and machine-readable, `reason` is for people."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+
+
+class CommitConflict(MidstreamError):
+    """Someone committed after the position this commit was based on."""
+
+
+class LogUnavailable(MidstreamError):
+    """The log cannot be reached, is full, or is not ready; the effect of the call is unknown."""
+
+
+class TransferFailed(MidstreamError):
+    """A transfer broke, was cancelled or ran past its deadline."""
+
+
+class EngineFailed(MidstreamError):
+    """The engine could not do what was asked of it."""

@@ -1,0 +1,63 @@
+"""Facts about requests. Said by the gateway that holds the request's ledger. Never any text or token ids."""
+
+from __future__ import annotations
+
+from midstream.control.events.base import Event, event
+from midstream.control.ids import Owner
+
+
+@event
+class RequestDispatched(Event, frozen=True, kw_only=True):
+    """A request was given to an instance: first (`cause` = `new`) or again (`lost`, `gone`, `refused`)."""
+
+    request: str
+    gateway: str
+    owner: Owner
+    epoch: int
+    prompt_tokens: int
+    delivered_tokens: int
+    """Output tokens the client already has; the new owner starts from prompt + these."""
+    output_tokens_max: int
+    priority: int = 0
+    cause: str = "new"
+    policy: str = ""
+    scores: tuple[tuple[str, float], ...] = ()
+    """(instance, score) of the best candidates weighed, best first, at most 8."""
+    reason: str = ""
+
+
+@event
+class RequestFinished(Event, frozen=True, kw_only=True):
+    """A request ended well; the client has every token."""
+
+    request: str
+    epoch: int
+    owner: Owner
+    finish_reason: str
+    output_tokens: int
+    ttft_ms: float
+    """Admission to first token, queueing included."""
+    gap_ms_mean: float
+    """Mean gap between tokens of this request."""
+    gap_ms_max: float
+
+
+@event
+class RequestCancelled(Event, frozen=True, kw_only=True):
+    """The client went away or asked to stop."""
+
+    request: str
+    epoch: int
+    output_tokens: int
+    cause: str = "client"
+
+
+@event
+class RequestFailed(Event, frozen=True, kw_only=True):
+    """A request ended with an error that the client was told."""
+
+    request: str
+    epoch: int
+    output_tokens: int
+    code: str
+    reason: str

@@ -1,0 +1,118 @@
+"""The ports of the control plane: what the shells need from outside, as protocols.
+
+Each has one contract suite in `tests/contracts`, run on every adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from midstream.control.commands import Command
+from midstream.control.events import Entry, Fact
+from midstream.control.ids import Position
+
+
+class Clock(Protocol):
+    """Wall clock. Deadlines inside one process use the event loop's own time instead."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
+        ...
+
+
+class LogTail(msgspec.Struct, frozen=True):
+    """Where the log begins and ends right now."""
+
+    generation: int
+    first: Position
+    """Oldest entry still there; equals `next` when the stream is empty."""
+    last: Position
+    """Newest entry ever appended in this generation (it may be trimmed already)."""
+    committed: Position
+    """Last fact that a controller committed, `START` if none in this generation."""
+
+
+class DeliveredCommand(msgspec.Struct, frozen=True):
+    """A command with its place in its instance's command stream."""
+
+    cursor: str
+    command: Command
+
+
+class FactLog(Protocol):
+    """The facts stream and the command streams of one cluster.
+
+    Every method raises `LogUnavailable` when the server is away, full or not ready; the effect is then
+    unknown, and repeating the call is safe because folds drop what they have seen.
+    """
+
+    async def append(self, facts: Sequence[Fact]) -> Position:
+        """Append facts in order, all or none; return the position of the last one.
+
+        A caller compares the returned generation with the one it knew: a higher one means that
+        the log lost its memory or restarted, and recent facts must be appended again.
+        If no generation is open on this server run, the call opens the next one first.
+        """
+        ...
+
+    async def commit(
+        self, *, after: Position, facts: Sequence[Fact], commands: Sequence[Command], tail: Position | None = None
+    ) -> Position:
+        """Append facts and commands in one atomic step if the last commit is `after`.
+
+        With `tail` given, also only if the log's last entry is at `tail`.
+        Raises `CommitConflict` otherwise, with nothing appended.
+        """
+        ...
+
+    async def read(self, after: Position, *, count: int = 500, wait_ms: int = 0) -> list[Entry]:
+        """Entries behind `after`, oldest first, at most `count`; waits up to `wait_ms` for the first.
+
+        Entries never go backwards; a hole in positions is visible to the caller.
+        """
+        ...
+
+    async def tail(self) -> LogTail:
+        """Where the log begins and ends. Opens a generation if none is open."""
+        ...
+
+    async def open_generation(self, above: int, *, cause: str) -> int:
+        """Open generation `above + 1` unless a higher one is open; return the open one."""
+        ...
+
+    async def trim(self, below: Position) -> int:
+        """Forget entries before `below`; return how many."""
+        ...
+
+    async def read_commands(
+        self, instance: str, after: str, *, count: int = 64, wait_ms: int = 0
+    ) -> list[DeliveredCommand]:
+        """Commands for one instance behind cursor `after` (`0-0` for all), oldest first."""
+        ...
+
+    async def forget_commands(self, instance: str, through: str) -> None:
+        """Drop an instance's commands up to and including a cursor, after their outcome is a fact."""
+        ...
+
+    async def save_snapshot(self, position: Position, state: bytes) -> None:
+        """Keep one encoded fold; a later position replaces an earlier one, never the reverse."""
+        ...
+
+    async def load_snapshot(self) -> tuple[Position, bytes] | None:
+        """The kept fold, if any."""
+        ...
+
+    async def close(self) -> None:
+        """Give up connections."""
+        ...
+
+
+class Recorder(Protocol):
+    """Where a process says its facts. Never blocks, never raises, keeps order."""
+
+    def record(self, event: object) -> None:
+        """Queue an event as this source's next fact."""
+        ...

@@ -1,0 +1,1 @@
+"""The moving of one request as pure state machines: messages, ledger (gateway), seat (instance)."""

@@ -1,0 +1,64 @@
+"""The transfer port: KV blocks from one engine's memory into another's.
+
+A *handle* is a per-move secret that authorises writes into exactly the blocks reserved for that move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+Sink = Callable[[int], memoryview]
+"""Writable memory of the `index`-th block of the moved request at the target. Raises IndexError outside the reservation."""
+
+
+class CopyReport(msgspec.Struct, frozen=True):
+    """What one send did."""
+
+    blocks: int
+    copied_bytes: int
+    duration_ms: float
+
+
+class Channel(Protocol):
+    """An open way from one source to one reservation."""
+
+    async def send(self, blocks: Sequence[tuple[int, memoryview]], *, checksum: bool = False) -> CopyReport:
+        """Copy (index, bytes) pairs and return when the target has stored and acknowledged all of them.
+
+        Raises `TransferFailed` when the peer died, refused the handle, or a checksum did not match.
+        May be cancelled at any byte; afterwards the channel is closed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give up the connection; idempotent."""
+        ...
+
+
+class Transfer(Protocol):
+    """One backend in one process, both directions."""
+
+    name: str
+
+    async def start(self) -> str:
+        """Listen; return the address peers use (bound, not configured)."""
+        ...
+
+    def expect(self, handle: str, sink: Sink) -> None:
+        """Let the holder of `handle` write through `sink` from now on."""
+        ...
+
+    async def forget(self, handle: str) -> None:
+        """Refuse the handle from now on, and return only when no write through it is in progress. Idempotent."""
+        ...
+
+    async def open(self, address: str, handle: str) -> Channel:
+        """Connect to a reservation. Raises `TransferFailed` within the connect deadline."""
+        ...
+
+    async def stop(self) -> None:
+        """Close all channels and the listener."""
+        ...
