@@ -13,17 +13,17 @@ COMMIT_SOURCE = "control"
 
 
 class Position(NamedTuple):
-    """Where a fact stands in the log: (generation, index), written `3-17`.
+    """Where a fact stands in the log: (generation, seq), written `3-17`.
 
-    A generation is one unbroken life of the Redis stream; indexes are dense within it. Positions
+    A generation is one unbroken life of the Redis stream; `seq` is dense within it. Positions
     compare in log order across generations.
     """
 
     generation: int
-    index: int
+    seq: int
 
     def __str__(self) -> str:
-        return f"{self.generation}-{self.index}"
+        return f"{self.generation}-{self.seq}"
 
 
 START = Position(0, 0)
@@ -32,10 +32,10 @@ START = Position(0, 0)
 
 def parse_position(text: str) -> Position:
     """Read `3-17`. Raises `BadInput` for anything else."""
-    generation, dash, index = text.partition("-")
-    if not (dash and generation.isascii() and generation.isdigit() and index.isascii() and index.isdigit()):
+    generation, dash, seq = text.partition("-")
+    if not (dash and generation.isascii() and generation.isdigit() and seq.isascii() and seq.isdigit()):
         raise BadInput(f"a log position looks like 3-17, not {text!r}")
-    return Position(int(generation), int(index))
+    return Position(int(generation), int(seq))
 
 
 class Owner(msgspec.Struct, frozen=True, order=True):

@@ -106,7 +106,10 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MigrationView(msgspec.Struct, frozen=True, kw_only=True):
-    """One move. `stage` is one of `decided started prepared copying frozen adopted committed released aborted refused`."""
+    """One move.
+
+    `stage` is one of `decided started prepared copying frozen adopted committed released aborted refused`.
+    """
 
     migration: str
     request: str

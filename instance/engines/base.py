@@ -162,7 +162,7 @@ class Engine(Protocol):
         """At a step boundary take the run out of the batch and read its state.
 
         Every output up to the state was put into `outputs()` before this returns. The blocks stay. Works for
-        waiting runs too (`computed` = 0, no blocks). Raises `Refused` (`gone`, or `finished` if its last step ended it).
+        waiting runs too (`computed` = 0, no blocks). Raises `Refused`: `gone`, or `finished` if its last step ended it.
         """
         ...
 

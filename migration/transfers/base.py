@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 Sink = Callable[[int], memoryview]
-"""Writable memory of the `index`-th block of the moved request at the target. Raises IndexError outside the reservation."""
+"""Writable memory of the moved request's `index`-th block at the target; IndexError outside the reservation."""
 
 
 class CopyReport(msgspec.Struct, frozen=True):
