@@ -169,7 +169,9 @@ def _answer_stale(ledger: Ledger, owner: Owner, epoch: int) -> tuple[Effect, ...
 def _take(ledger: Ledger, chunk: Chunk) -> Step:
     """Deliver what is next in order, keep what is early, acknowledge what is held; end with the finish."""
     early = sorted((*(c for c in ledger.early if c.first != chunk.first), chunk), key=lambda c: c.first)
-    delivered, ids, logprobs, finish = ledger.delivered, [], [], None
+    delivered, finish = ledger.delivered, None
+    ids: list[int] = []
+    logprobs: list[bytes] = []
     waiting: list[Chunk] = []
     for one in early:
         if one.first > delivered:

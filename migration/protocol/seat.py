@@ -28,7 +28,6 @@ from midstream.control.events import (
     RoundCopied,
 )
 from midstream.control.ids import Node, Owner
-from midstream.instance.engines.base import Reserved, RoundReport
 from midstream.migration.plan import PlanLimits, Progress, next_step, predicted_stop_ms
 from midstream.migration.protocol.effects import (
     Abort,
@@ -66,6 +65,7 @@ from midstream.migration.protocol.messages import (
     Reclaim,
     RunState,
 )
+from midstream.migration.protocol.work import Reserved, RoundReport
 
 ABORTABLE = ("preparing", "copying", "freezing", "final")
 """Phases in which the source may give the move up by itself."""
