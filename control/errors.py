@@ -6,6 +6,8 @@ MidstreamError
 ├── Refused             a typed no, with a code from `RefusalCode`; nothing happened
 ├── CommitConflict      another controller committed first; fold on and decide again
 ├── LogUnavailable      the log cannot be reached or refuses writes; retry later
+├── ArchiveUnavailable  SQL cannot be reached, is full, or has no tables yet; retry later
+├── ArchiveForked       the log shows another fact at a position that is archived already
 ├── TransferFailed      bytes did not arrive; the move aborts, the request stays
 └── EngineFailed        the engine could not do what was asked
 """
@@ -40,6 +42,14 @@ class CommitConflict(MidstreamError):
 
 class LogUnavailable(MidstreamError):
     """The log cannot be reached, is full, or is not ready; the effect of the call is unknown."""
+
+
+class ArchiveUnavailable(MidstreamError):
+    """The archive's database cannot be reached or refuses; writes may be repeated, they are idempotent."""
+
+
+class ArchiveForked(MidstreamError):
+    """The log holds another fact at an archived position: it lost its memory and its generation with it."""
 
 
 class TransferFailed(MidstreamError):

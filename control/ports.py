@@ -13,6 +13,7 @@ import msgspec
 from midstream.control.commands import Command
 from midstream.control.events import Entry, Fact
 from midstream.control.ids import Position
+from midstream.control.state import SourceMark, State
 
 
 class Clock(Protocol):
@@ -107,6 +108,87 @@ class FactLog(Protocol):
 
     async def close(self) -> None:
         """Give up connections."""
+        ...
+
+
+class Hole(msgspec.Struct, frozen=True, order=True):
+    """Numbers `from_seq` to `to_seq` of one incarnation of a source that the archive does not have."""
+
+    source: str
+    incarnation: int
+    from_seq: int
+    to_seq: int
+
+
+class Archive(Protocol):
+    """Every fact of the log, once, for ever.
+
+    The first appearance of a fact is kept with its body; later ones (a producer said it again) keep only their
+    place, so that `history` is the log exactly as it was. Every method raises `ArchiveUnavailable` when the
+    database is away; every write may be repeated.
+    """
+
+    async def store(self, entries: Sequence[Entry]) -> None:
+        """Keep entries, in log order, and move the archived position to the last one: all in one transaction.
+
+        What cannot be kept as a fact is kept as a dead letter. Raises `ArchiveForked`, with nothing stored, if
+        another fact holds one of the positions.
+        """
+        ...
+
+    async def position(self) -> Position:
+        """Everything up to here is archived."""
+        ...
+
+    async def read(
+        self,
+        after: Position,
+        count: int = 500,
+        *,
+        kind: str | None = None,
+        request: str | None = None,
+        migration: str | None = None,
+        instance: str | None = None,
+        since_ms: int | None = None,
+        until_ms: int | None = None,
+    ) -> list[Entry]:
+        """Facts behind `after` that fit, each once, in log order. Raises `BadInput` for a bad count."""
+        ...
+
+    async def history(self, after: Position, count: int = 500, *, upto: Position | None = None) -> list[Entry]:
+        """The log as it was, behind `after`, with repeats and dead letters in their places: what a fold must see."""
+        ...
+
+    async def holes(self) -> list[Hole]:
+        """Every gap in every source's numbers: an empty list proves that no fact is missing."""
+        ...
+
+    async def marks(self) -> dict[str, SourceMark]:
+        """The highest number of the newest incarnation of each source."""
+        ...
+
+    async def counts(self) -> dict[str, int]:
+        """Facts by kind."""
+        ...
+
+    async def story(self, request: str) -> list[Entry]:
+        """Everything about one request, its moves included, in log order."""
+        ...
+
+    async def state_at(self, position: Position) -> State:
+        """The fold of the log up to and including `position` (or to the archive's end, if that comes first)."""
+        ...
+
+    async def position_at(self, at_ms: int) -> Position:
+        """Where the log stood at a wall-clock time: the fact with the latest `at_ms` that is not later."""
+        ...
+
+    async def save_snapshot(self, position: Position, state: bytes) -> None:
+        """Keep one encoded fold, so that `state_at` starts near; a repeat is a no-op."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was begun and give up connections and threads."""
         ...
 
 
