@@ -5,6 +5,7 @@ MidstreamError
 │   └── UnknownThing    a named instance, request, policy or setting does not exist
 ├── Refused             a typed no, with a code from `RefusalCode`; nothing happened
 ├── CommitConflict      another controller committed first; fold on and decide again
+├── GenerationChanged   the log lost its memory or restarted; append recent facts again, in order
 ├── LogUnavailable      the log cannot be reached or refuses writes; retry later
 ├── ArchiveUnavailable  SQL cannot be reached, is full, or has no tables yet; retry later
 ├── ArchiveForked       the log shows another fact at a position that is archived already
@@ -38,6 +39,14 @@ class Refused(MidstreamError):
 
 class CommitConflict(MidstreamError):
     """Someone committed after the position this commit was based on."""
+
+
+class GenerationChanged(MidstreamError):
+    """Another generation of the log is open than the caller knew; nothing was appended."""
+
+    def __init__(self, generation: int) -> None:
+        super().__init__(f"the log is in generation {generation} now")
+        self.generation = generation
 
 
 class LogUnavailable(MidstreamError):

@@ -50,12 +50,14 @@ class FactLog(Protocol):
     unknown, and repeating the call is safe because folds drop what they have seen.
     """
 
-    async def append(self, facts: Sequence[Fact]) -> Position:
+    async def append(self, facts: Sequence[Fact], *, generation: int | None = None) -> Position:
         """Append facts in order, all or none; return the position of the last one.
 
-        A caller compares the returned generation with the one it knew: a higher one means that
-        the log lost its memory or restarted, and recent facts must be appended again.
         If no generation is open on this server run, the call opens the next one first.
+        A caller compares the returned generation with the one it knew: a higher one means that
+        the log lost its memory or restarted, and recent facts must be appended again. A caller whose
+        facts must stay in order across that gives the `generation` it knows: if another one is open,
+        `GenerationChanged` is raised with nothing appended.
         """
         ...
 
