@@ -1,0 +1,158 @@
+"""Who may do what on the HTTP faces: bearer keys kept as SHA-256, scopes, and the guard of the Host header."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Final
+
+import msgspec
+from fastapi import Depends
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from midstream.api.problems import Problem
+from midstream.control.errors import BadInput
+
+SCOPES: Final = ("read", "migrate", "replay", "admin", "generate")
+"""What a key may be allowed: look, move and drain, start replays, everything, and (gateway) generate text."""
+
+LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
+
+_HOST = re.compile(rb"[A-Za-z0-9._-]+(:\d{1,5})?|\[[0-9A-Fa-f:.]+\](:\d{1,5})?")
+
+_bearer = HTTPBearer(auto_error=False, description="`Authorization: Bearer <key>`")
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """One bearer key as it is configured. The key itself is nowhere kept."""
+
+    name: str
+    """Who holds it: the actor in facts."""
+    sha256: str
+    """Lower-case hex SHA-256 of the key."""
+    scopes: tuple[str, ...]
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who sent a request."""
+
+    name: str
+    scopes: frozenset[str]
+
+    def may(self, scope: str) -> bool:
+        """Whether a scope is held; `admin` holds all."""
+        return scope in self.scopes or "admin" in self.scopes
+
+
+ANONYMOUS: Final = Caller("anonymous", frozenset(SCOPES))
+
+
+def hash_key(key: str) -> str:
+    """How a key is written in the settings."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a listener on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Keyring:
+    """The keys of one face.
+
+    Without any key everybody may do everything, but only on loopback. Raises `BadInput` for keys that are
+    malformed or named twice, and for no keys on another address than loopback.
+    """
+
+    def __init__(self, keys: Sequence[Key], *, host: str) -> None:
+        for key in keys:
+            _check(key)
+        if len({key.name for key in keys}) != len(keys):
+            raise BadInput("two API keys have the same name")
+        if not keys and not is_loopback(host):
+            raise BadInput(f"listening on {host} needs API keys: anonymous access is for loopback only")
+        self._keys = tuple(keys)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether callers need no key."""
+        return not self._keys
+
+    @property
+    def hosts(self) -> tuple[str, ...] | None:
+        """Host names a request may be for; `None` for all. An open face answers only to loopback names."""
+        return LOOPBACK_NAMES if self.is_open else None
+
+    def identify(self, token: str | None) -> Caller:
+        """The caller behind a bearer token. Raises `Problem` 401. Takes the same time for every wrong token."""
+        if self.is_open:
+            return ANONYMOUS
+        if token is None:
+            raise _unauthorized("key_required", "this route needs a bearer key")
+        digest = hash_key(token)
+        found = [key for key in self._keys if secrets.compare_digest(key.sha256, digest)]
+        if not found:
+            raise _unauthorized("key_unknown", "the bearer key is not known")
+        return Caller(found[0].name, frozenset(found[0].scopes))
+
+    def authorize(self, token: str | None, scope: str) -> Caller:
+        """The caller, if it holds `scope`. Raises `Problem` 401 or 403."""
+        caller = self.identify(token)
+        if not caller.may(scope):
+            raise Problem(403, "scope_missing", f"key {caller.name!r} lacks the scope {scope!r}")
+        return caller
+
+
+def require(keyring: Keyring, scope: str) -> Callable[..., Awaitable[Caller]]:
+    """A route dependency that lets only holders of `scope` in and gives the caller."""
+
+    async def authorized(
+        credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
+    ) -> Caller:
+        return keyring.authorize(credentials.credentials if credentials else None, scope)
+
+    return authorized
+
+
+class HostGuard:
+    """ASGI middleware: refuses a malformed Host header, and names other than `hosts` if given (DNS rebinding)."""
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...] | None, refuse: Callable[[Problem], Response]) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._is_good(scope):
+            problem = Problem(400, "bad_host", "the Host header is malformed or names another server")
+            await self._refuse(problem)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _is_good(self, scope: Scope) -> bool:
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
+            return False
+        return self._hosts is None or re.sub(r":\d+$", "", hosts[0].decode().lower()) in self._hosts
+
+
+def _check(key: Key) -> None:
+    if not re.fullmatch(r"[0-9a-f]{64}", key.sha256):
+        raise BadInput(f"API key {key.name!r}: sha256 must be 64 lower-case hex digits")
+    if not key.name or not key.scopes:
+        raise BadInput("an API key needs a name and at least one scope")
+    for scope in key.scopes:
+        if scope not in SCOPES:
+            raise BadInput(f"API key {key.name!r}: unknown scope {scope!r}, known are {', '.join(SCOPES)}")
+
+
+def _unauthorized(code: str, detail: str) -> Problem:
+    return Problem(401, code, detail, {"WWW-Authenticate": "Bearer"})
