@@ -16,9 +16,9 @@ import msgspec
 
 from midstream.control.state import Fingerprint, Load
 from midstream.migration.protocol.messages import RequestSpec, RunState
-from midstream.migration.protocol.work import Reserved as Reserved
-from midstream.migration.protocol.work import RoundReport as RoundReport
-from midstream.migration.protocol.work import Route as Route
+from midstream.migration.protocol.work import Reserved, RoundReport, Route
+
+__all__ = ["BlockAccount", "Engine", "Output", "Reserved", "RoundReport", "Route", "SlotProgress"]
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
