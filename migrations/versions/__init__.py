@@ -1,0 +1,1 @@
+"""Alembic versions, oldest first. A version, once released, is never changed."""
