@@ -291,7 +291,7 @@ def _round_trip(facts: Sequence[Fact]) -> list[Fact]:
     return [decode_fact(encode_fact(fact)) for fact in facts]
 
 
-async def _until(deadline: float, waiting: Awaitable[None]) -> None:
+async def _until(deadline: float, waiting: Awaitable[object]) -> None:
     try:
         async with asyncio.timeout_at(deadline):
             await waiting
