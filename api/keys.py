@@ -1,80 +1,70 @@
-"""API keys: made once, shown once, kept only as hashes, compared in constant time."""
+"""API keys: made once, shown once, kept only as hashes."""
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import re
 import secrets
 
 import msgspec
 
-SCOPES = ("read", "migrate", "replay", "admin")
-"""What a key may do; `admin` includes all others."""
+from midstream.control.errors import BadInput
+
+SCOPES = ("read", "migrate", "replay", "admin", "generate")
+"""What a key may be allowed: look, move and drain, start replays, everything, and (gateway) generate text."""
 KEYS_MAX = 100
 KEY_PREFIX = "ms-"
-_NAME = re.compile(r"^[A-Za-z0-9._-]{1,64}$")
-_SHA256 = re.compile(r"^[0-9a-f]{64}$")
+KEY_BYTES = 32
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class ApiKey(msgspec.Struct, frozen=True):
-    """A key as the server knows it: whose it is, what it may do, and the SHA-256 of its text."""
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """One bearer key as it is configured. The key itself is nowhere kept."""
 
     name: str
-    scopes: tuple[str, ...]
+    """Who holds it: the actor in facts."""
     sha256: str
-
-    def allows(self, scope: str) -> bool:
-        """May this key's holder do what needs `scope`."""
-        return scope in self.scopes or "admin" in self.scopes
+    """Lower-case hex SHA-256 of the key."""
+    scopes: tuple[str, ...]
 
     def line(self) -> str:
         """The form that the setting `api_keys` holds."""
         return f"{self.name}:{'+'.join(self.scopes)}:{self.sha256}"
 
 
-def create_key(name: str, scopes: tuple[str, ...]) -> tuple[str, ApiKey]:
-    """A new key's text and its hashed form. Raises `ValueError` for a bad name or scope."""
-    text = KEY_PREFIX + secrets.token_urlsafe(32)
+def hash_key(key: str) -> str:
+    """How a key is written in the settings. Keys are long and random, so no salt or stretching is needed."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def create_key(name: str, scopes: tuple[str, ...]) -> tuple[str, Key]:
+    """A new key's text and its hashed form. Raises `BadInput` for a bad name or scope."""
+    text = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     return text, parse_key(f"{name}:{'+'.join(scopes)}:{hash_key(text)}")
 
 
-def hash_key(text: str) -> str:
-    """SHA-256 of a key's text, hexadecimal. Keys are random, so no salt or stretching is needed."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def find_key(keys: tuple[ApiKey, ...], text: str) -> ApiKey | None:
-    """The key whose text this is; takes equally long whichever matches."""
-    digest = hash_key(text)
-    found = None
-    for key in keys:
-        if hmac.compare_digest(key.sha256, digest):
-            found = key
-    return found
-
-
-def parse_key(line: str) -> ApiKey:
-    """Read `name:scope+scope:sha256`. Raises `ValueError`."""
+def parse_key(line: str) -> Key:
+    """Read `name:scope+scope:sha256`. Raises `BadInput`."""
     parts = line.split(":")
     if len(parts) != 3:
-        raise ValueError("a key looks like name:scope+scope:sha256")
-    name, scopes, digest = parts[0], tuple(parts[1].split("+")), parts[2].lower()
-    if not _NAME.match(name):
-        raise ValueError(f"bad key name {name[:64]!r}")
-    if not _SHA256.match(digest):
-        raise ValueError(f"key {name}: the third part must be 64 hexadecimal digits")
+        raise BadInput("an API key looks like name:scope+scope:sha256")
+    name, scopes, digest = parts[0], tuple(parts[1].split("+")), parts[2]
+    if not _NAME.fullmatch(name):
+        raise BadInput(f"bad API key name {name[:64]!r}: letters, digits, dot, dash, underscore")
+    if not _SHA256.fullmatch(digest):
+        raise BadInput(f"API key {name!r}: sha256 must be 64 lower-case hex digits")
     for scope in scopes:
         if scope not in SCOPES:
-            raise ValueError(f"key {name}: unknown scope {scope[:64]!r}, known are {', '.join(SCOPES)}")
-    return ApiKey(name, scopes, digest)
+            raise BadInput(f"API key {name!r}: unknown scope {scope[:64]!r}, known are {', '.join(SCOPES)}")
+    return Key(name=name, sha256=digest, scopes=scopes)
 
 
-def parse_keys(text: str) -> tuple[ApiKey, ...]:
-    """Read a comma-separated list of keys; names are unique. Raises `ValueError`."""
+def parse_keys(text: str) -> tuple[Key, ...]:
+    """Read a comma-separated list of keys; names are unique. Raises `BadInput`."""
     keys = tuple(parse_key(line.strip()) for line in text.split(",") if line.strip())
     if len(keys) > KEYS_MAX:
-        raise ValueError(f"more than {KEYS_MAX} keys")
+        raise BadInput(f"more than {KEYS_MAX} API keys")
     if len({key.name for key in keys}) != len(keys):
-        raise ValueError("two keys have one name")
+        raise BadInput("two API keys have the same name")
     return keys

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import json
 import os
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -14,7 +15,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from midstream.api.keys import ApiKey, parse_keys
+from midstream.api.keys import Key, parse_keys
 from midstream.control.errors import BadInput
 from midstream.control.state import PolicyChoice, PolicySettings
 
@@ -30,6 +31,11 @@ class ClusterGroup(BaseModel):
 
     cluster: str = Field(
         "midstream", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="Name, and prefix of all Redis keys."
+    )
+    name: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
+        description="Name of this process: instance, gateway or controller id. Unset: the host's name.",
     )
     data_dir: Path = Field(Path(".midstream"), description="Local files of `up`: Valkey, SQLite, secret, logs.")
     redis_url: str | None = Field(
@@ -142,7 +148,10 @@ class Settings(ClusterGroup, NetworkGroup, EngineGroup, PolicyGroup, TimerGroup,
     @field_validator("api_keys")
     @classmethod
     def _keys_parse(cls, text: str) -> str:
-        parse_keys(text)
+        try:
+            parse_keys(text)
+        except BadInput as error:
+            raise ValueError(str(error)) from None
         return text
 
     @model_validator(mode="after")
@@ -158,7 +167,7 @@ class Settings(ClusterGroup, NetworkGroup, EngineGroup, PolicyGroup, TimerGroup,
         return self
 
     @property
-    def keys(self) -> tuple[ApiKey, ...]:
+    def keys(self) -> tuple[Key, ...]:
         """The admin API's keys."""
         return parse_keys(self.api_keys)
 
@@ -199,6 +208,19 @@ class Settings(ClusterGroup, NetworkGroup, EngineGroup, PolicyGroup, TimerGroup,
         if self.redis_url is None:
             raise BadInput(f"no Redis: set {ENV_PREFIX}REDIS_URL (`midstream up` starts a local Valkey by itself)")
         return self.redis_url
+
+
+def child_environment(settings: Settings, **changes: object) -> dict[str, str]:
+    """The environment for a process that is to have these settings, with some changed."""
+    own = {name: value for name, value in os.environ.items() if not name.upper().startswith(ENV_PREFIX)}  # noqa: TID251
+    values = {name: getattr(settings, name) for name in settings.model_fields_set} | changes
+    return own | {ENV_PREFIX + name.upper(): _as_text(value) for name, value in values.items() if value is not None}
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def _require(holds: bool, relation: str) -> None:

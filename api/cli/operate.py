@@ -1,0 +1,260 @@
+"""Operator commands over the admin REST API: instances, requests, migrations, events, state, policies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from midstream.api.cli.context import globals_of
+from midstream.api.cli.output import Column, Output, OutputOption, column, line, say, show_item, show_items
+from midstream.control.errors import MidstreamError
+
+if TYPE_CHECKING:
+    from midstream.api.cli.client import AdminClient
+
+PANEL = "Operators"
+WAIT_S = 60.0
+EVENTS_SHOWN = 20
+
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome.")]
+Timeout = Annotated[float, typer.Option(min=0.1, help="How long to wait, seconds.")]
+
+INSTANCES = (
+    column("instance"), column("health"), column("draining", "is_draining"), column("running", "load.running"),
+    column("waiting", "load.waiting"), column("free", "load.blocks_free"), column("blocks", "blocks_total"),
+    column("address"),
+)  # fmt: skip
+REQUESTS = (
+    column("request"), column("instance", "owner.instance"), column("epoch"), column("prompt", "prompt_tokens"),
+    column("tokens"), column("blocks"), column("waiting", "is_waiting"), column("moves"), column("migration"),
+)  # fmt: skip
+MIGRATIONS = (
+    column("migration"), column("request"), column("source", "source.instance"), column("target", "target.instance"),
+    column("policy"), column("stage"), column("rounds"), column("blocks", "copied_blocks"),
+    column("downtime ms", "downtime_ms"), column("code"), column("reason"),
+)  # fmt: skip
+EVENTS = (column("position"), column("at_ms"), column("source"), column("kind"), column("event"))
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    for group in (_instances(), _requests(), _migrations(), _events(), _state(), _policies()):
+        app.add_typer(group, rich_help_panel=PANEL)
+
+
+def _group(name: str, text: str) -> typer.Typer:
+    return typer.Typer(name=name, help=text, no_args_is_help=False)
+
+
+def _instances() -> typer.Typer:
+    group = _group("instances", "Engine instances: list, drain.")
+
+    @group.command("list")
+    def listing(context: typer.Context, output: OutputOption = Output.table) -> None:
+        """Show all instances and their load."""
+        show_items(globals_of(context).admin().items("/instances"), INSTANCES, output)
+
+    @group.command()
+    def get(context: typer.Context, instance: str, output: OutputOption = Output.table) -> None:
+        """Show one instance."""
+        show_item(globals_of(context).admin().get(f"/instances/{instance}"), output)
+
+    @group.command()
+    def drain(
+        context: typer.Context, instance: str, wait: Wait = False, timeout: Timeout = WAIT_S,
+        output: OutputOption = Output.table,
+    ) -> None:  # fmt: skip
+        """Move everything off an instance; it takes nothing new.
+
+        Example: midstream instances drain i1 --wait
+        """
+        client = globals_of(context).admin()
+        _order(client, client.post(f"/instances/{instance}/drain", {}), timeout if wait else None, output)
+
+    @group.command()
+    def undrain(context: typer.Context, instance: str, output: OutputOption = Output.table) -> None:
+        """Let a draining instance take requests again."""
+        client = globals_of(context).admin()
+        _order(client, client.post(f"/instances/{instance}/undrain", {}), None, output)
+
+    return group
+
+
+def _requests() -> typer.Typer:
+    group = _group("requests", "Requests in flight.")
+
+    @group.command("list")
+    def listing(
+        context: typer.Context,
+        instance: Annotated[str | None, typer.Option(help="Only those on this instance.")] = None,
+        limit: Limit = None,
+        output: OutputOption = Output.table,
+    ) -> None:
+        """Show the requests in flight."""
+        items = globals_of(context).admin().items("/requests", limit=limit, instance=instance)
+        show_items(items, REQUESTS, output)
+
+    @group.command()
+    def get(context: typer.Context, request: str, output: OutputOption = Output.table) -> None:
+        """Show one request."""
+        show_item(globals_of(context).admin().get(f"/requests/{request}"), output)
+
+    return group
+
+
+def _migrations() -> typer.Typer:
+    group = _group("migrations", "Moves of requests: list, start, watch.")
+
+    @group.command("list")
+    def listing(context: typer.Context, limit: Limit = None, output: OutputOption = Output.table) -> None:
+        """Show moves, open and closed."""
+        show_items(globals_of(context).admin().items("/migrations", limit=limit), MIGRATIONS, output)
+
+    @group.command()
+    def get(context: typer.Context, migration: str, output: OutputOption = Output.table) -> None:
+        """Show one move."""
+        show_item(globals_of(context).admin().get(f"/migrations/{migration}"), output)
+
+    @group.command()
+    def start(
+        context: typer.Context,
+        request: str,
+        to: Annotated[str | None, typer.Option(help="Target instance. [default: the controller chooses]")] = None,
+        wait: Wait = True,
+        timeout: Timeout = WAIT_S,
+        output: OutputOption = Output.table,
+    ) -> None:
+        """Move a request now.
+
+        Example: midstream migrations start r-17 --to i2
+        """
+        client = globals_of(context).admin()
+        accepted = client.post("/migrations", {"request": request, "target": to})
+        _order(client, accepted, timeout if wait else None, output)
+
+    @group.command()
+    def watch(context: typer.Context, migration: Annotated[str | None, typer.Argument()] = None) -> None:
+        """Follow all moves, or one until it ends, as JSON lines.
+
+        Example: midstream migrations watch
+        """
+        _watch(globals_of(context).admin(), migration)
+
+    return group
+
+
+def _events() -> typer.Typer:
+    group = _group("events", "The log of facts.")
+
+    @group.command()
+    def tail(
+        context: typer.Context,
+        follow: Annotated[bool, typer.Option("--follow/--no-follow", "-f", help="Go on as facts come.")] = False,
+        after: Annotated[str | None, typer.Option(help="Begin behind this position (1-200).")] = None,
+        kind: Annotated[str | None, typer.Option(help="Only facts of this kind.")] = None,
+        request: Annotated[str | None, typer.Option(help="Only about this request.")] = None,
+        migration: Annotated[str | None, typer.Option(help="Only about this move.")] = None,
+        limit: Annotated[int, typer.Option(min=1, help="At most so many (not with --follow).")] = EVENTS_SHOWN,
+        output: OutputOption = Output.table,
+    ) -> None:
+        """Show facts of the log.
+
+        Example: midstream events tail --follow --kind MoveDecided -o jsonl
+        """
+        client = globals_of(context).admin()
+        chosen = {"after": after, "kind": kind, "request": request, "migration": migration}
+        if follow:
+            for _, entry in client.stream("/events/stream", **chosen):
+                line(entry)
+        else:
+            show_items(client.items("/events", limit=limit, **chosen), EVENTS, output)
+
+    return group
+
+
+def _state() -> typer.Typer:
+    group = _group("state", "What the log adds up to.")
+
+    @group.command()
+    def show(
+        context: typer.Context,
+        at: Annotated[str | None, typer.Option(help="As of this position (1-200) instead of now.")] = None,
+        output: OutputOption = Output.json,
+    ) -> None:
+        """Show the fold of the log, now or at any position.
+
+        Example: midstream state show --at 1-500
+        """
+        show_item(globals_of(context).admin().get("/state", at=at), output)
+
+    return group
+
+
+def _policies() -> typer.Typer:
+    group = _group("policies", "Policies in force.")
+
+    @group.command()
+    def show(context: typer.Context, output: OutputOption = Output.table) -> None:
+        """Show the policies in force."""
+        show_item(globals_of(context).admin().get("/policies"), output)
+
+    @group.command("set")
+    def change(
+        context: typer.Context,
+        changes: Annotated[list[str], typer.Argument(help="NAME=JSON, for example cooldown_ms=500.")],
+        output: OutputOption = Output.table,
+    ) -> None:
+        """Change policies; the change is a fact.
+
+        Example: midstream policies set cooldown_ms=500 'dispatch={"name":"round_robin"}'
+        """
+        from midstream.api.cli.overrides import apply_overrides
+
+        client = globals_of(context).admin()
+        body = apply_overrides(client.get("/policies"), changes)
+        show_item(client.put("/policies", body), output)
+
+    return group
+
+
+def _order(client: AdminClient, accepted: dict[str, Any], timeout_s: float | None, output: Output) -> None:
+    """Show an accepted order, or wait for its outcome and fail if it failed."""
+    operation = accepted["operation"]
+    name = operation["operation"] if isinstance(operation, dict) else str(operation)
+    if timeout_s is None:
+        show_item(accepted, output)
+        return
+    outcome = client.finished(name, timeout_s)
+    show_item(outcome, output)
+    if outcome["status"] == "failed":
+        raise MidstreamError(f"{outcome.get('detail') or 'it failed'} ({outcome.get('code')})")
+
+
+def _watch(client: AdminClient, migration: str | None) -> None:
+    ends = {"MigrationReleased", "MigrationAborted", "CommandRefused"}
+    if migration is not None and not client.get(f"/migrations/{migration}")["is_open"]:
+        say(f"{migration} has ended")
+    for entry in _moves(client, migration):
+        line(entry)
+        if migration is not None and entry["kind"] in ends:
+            return
+
+
+def _moves(client: AdminClient, migration: str | None) -> Iterator[dict[str, Any]]:
+    for _, entry in client.stream("/events/stream", migration=migration):
+        if "migration" in entry["event"]:
+            yield entry
+
+
+def columns_of(items: list[dict[str, Any]]) -> list[Column]:
+    """Columns for items whose shape is their own."""
+    return [column(name) for name in (items[0] if items else {})]
+
+
+def compact(value: object) -> str:
+    """JSON on one line."""
+    return json.dumps(value, separators=(",", ":"))

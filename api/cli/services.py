@@ -1,0 +1,84 @@
+"""Commands that are the processes of a cluster. Each prints one JSON line on stdout when it serves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from midstream.api.cli.context import globals_of
+
+if TYPE_CHECKING:
+    from midstream.api.settings import Settings
+
+PANEL = "Processes"
+Supervised = Annotated[bool, typer.Option("--supervised", hidden=True)]
+Name = Annotated[str | None, typer.Option(help="Name of this process. [default: the host's name]")]
+Host = Annotated[str | None, typer.Option(help="Interface to listen on.")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands."""
+    for command in (controller, archiver, worker, llumlet, gateway, admin):
+        app.command(rich_help_panel=PANEL)(command)
+
+
+def controller(context: typer.Context, name: Name = None, supervised: Supervised = False) -> None:
+    """Fold the log, decide, commit. Run as many as you like.
+
+    Example: MIDSTREAM_REDIS_URL=redis://10.0.0.5 midstream controller
+    """
+    _run("controller", globals_of(context).settings(name=name), supervised)
+
+
+def archiver(context: typer.Context, name: Name = None, supervised: Supervised = False) -> None:
+    """Copy the log into the archive and trim what is safely there."""
+    _run("archiver", globals_of(context).settings(name=name), supervised)
+
+
+def worker(context: typer.Context, name: Name = None, supervised: Supervised = False) -> None:
+    """Run slow jobs (replays) that the admin API queued."""
+    _run("worker", globals_of(context).settings(name=name), supervised)
+
+
+def llumlet(
+    context: typer.Context,
+    name: Name = None,
+    blocks: Annotated[int | None, typer.Option(help="KV blocks of the simulated engine.")] = None,
+    supervised: Supervised = False,
+) -> None:
+    """Run one engine instance.
+
+    Example: midstream llumlet --name i7 --blocks 2000
+    """
+    _run("llumlet", globals_of(context).settings(name=name, sim_blocks=blocks), supervised)
+
+
+def gateway(
+    context: typer.Context, name: Name = None, host: Host = None, port: Port = None, supervised: Supervised = False
+) -> None:
+    """Serve the OpenAI API.
+
+    Example: midstream gateway --host 127.0.0.1 --port 8000
+    """
+    settings = globals_of(context).settings(name=name, gateway_host=host, gateway_port=port)
+    _run("gateway", settings, supervised)
+
+
+def admin(
+    context: typer.Context, name: Name = None, host: Host = None, port: Port = None, supervised: Supervised = False
+) -> None:
+    """Serve the admin API."""
+    settings = globals_of(context).settings(name=name, admin_host=host, admin_port=port)
+    _run("admin", settings, supervised)
+
+
+def _run(kind: str, settings: Settings, supervised: bool) -> None:
+    from midstream.api.bootstrap import service_of
+    from midstream.api.process import configure_logging, die_with_parent, run_service
+
+    if supervised:
+        die_with_parent()
+    configure_logging(settings.log_level, settings.log_format)
+    raise typer.Exit(run_service(kind, settings.name or kind, service_of(kind, settings)))

@@ -1,0 +1,1 @@
+"""A whole local cluster under one supervisor."""

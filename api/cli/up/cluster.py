@@ -1,0 +1,169 @@
+"""A whole local cluster: which processes there are, in which order they start, with which settings."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable
+from urllib.parse import urlsplit
+
+import msgspec
+from pydantic import SecretStr
+
+from midstream.api.cli.up import state as up_state
+from midstream.api.cli.up.leftover import end_leftover_valkey
+from midstream.api.cli.up.parts import Part, ServiceProcess, ValkeyProcess
+from midstream.api.cli.up.supervisor import Supervisor
+from midstream.api.http_server import bind
+from midstream.api.keys import create_key
+from midstream.api.settings import SECRET_FILE, Settings, child_environment
+from midstream.control.errors import BadInput
+
+INSTANCES_MAX = 64
+LOG_DIR = "logs"
+
+
+class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How many of what. `sizes` are the KV blocks of each instance."""
+
+    sizes: tuple[int, ...]
+    controllers: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.sizes) <= INSTANCES_MAX:
+            raise BadInput(f"a local cluster has 1 to {INSTANCES_MAX} instances")
+
+
+class LocalCluster:
+    """A cluster under supervision. `state` says where everything is; `kill` ends it at once."""
+
+    def __init__(self, settings: Settings, plan: ClusterPlan, say: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._supervisor = Supervisor(say, self._publish)
+        self._admin_key, key = create_key("up", ("admin",))
+        self._data_dir = settings.data_dir.absolute()
+        keys = ",".join(filter(None, (settings.api_keys, key.line())))
+        self._settings = settings.model_copy(
+            update={"data_dir": self._data_dir, "api_keys": keys, "secret": SecretStr(ensure_secret(settings))}
+        )
+        self._gateway: Part | None = None
+        self._admin: Part | None = None
+
+    @property
+    def state(self) -> up_state.UpState:
+        """What other commands need to know. Only once it runs."""
+        assert self._gateway and self._gateway.address and self._admin and self._admin.address
+        return up_state.UpState(
+            pid=os.getpid(),
+            gateway=self._gateway.address,
+            admin=self._admin.address,
+            admin_key=self._admin_key,
+            redis_url=self._settings.require_redis(),
+            database_url=self._settings.archive_url,
+            processes=tuple(self._describe(part) for part in self._supervisor.parts),
+        )
+
+    async def start(self) -> None:
+        """Start everything. Raises `MidstreamError`, one line; then `stop` cleans up."""
+        if self._settings.redis_url is None:
+            valkey = ValkeyProcess(self._data_dir / "valkey")
+            await self._supervisor.start([valkey])
+            self._change(redis_url=valkey.address)
+        self._change(database_url=self._settings.archive_url)
+        await asyncio.to_thread(_upgrade_database, self._settings.archive_url)
+        self._gateway = self._listener("gateway", self._settings.gateway_host, self._settings.gateway_port)
+        self._admin = self._listener("admin", self._settings.admin_host, self._settings.admin_port)
+        llumlets = [self._llumlet(index, blocks) for index, blocks in enumerate(self._plan.sizes)]
+        controllers = [self._service("controller", f"controller-{i}") for i in range(self._plan.controllers)]
+        keepers = [self._service("archiver", "archiver"), self._service("worker", "worker"), *controllers]
+        await self._supervisor.start(keepers, llumlets, [self._gateway, self._admin])
+
+    async def stop(self) -> None:
+        """End everything in order: faces and instances first, then who keeps the log, then the log."""
+        await self._supervisor.stop()
+
+    def kill(self) -> None:
+        """End everything now."""
+        self._supervisor.kill()
+
+    def _change(self, **changes: object) -> None:
+        self._settings = self._settings.model_copy(update=changes)
+
+    def _publish(self) -> None:
+        if self._admin and self._admin.address and self._gateway and self._gateway.address:
+            up_state.write_state(self._data_dir, self.state)
+
+    def _describe(self, part: Part) -> up_state.ProcessState:
+        restarts = self._supervisor.restarts.get(part.name, 0)
+        return up_state.ProcessState(
+            name=part.name, kind=part.kind, pid=part.pid, address=part.address, restarts=restarts
+        )
+
+    def _service(self, kind: str, name: str, **changes: object) -> ServiceProcess:
+        return self._process(kind, name, lambda _: [], **changes)
+
+    def _llumlet(self, index: int, blocks: int) -> ServiceProcess:
+        return self._service("llumlet", f"i{index}", sim_blocks=blocks)
+
+    def _listener(self, kind: str, host: str, port: int) -> ServiceProcess:
+        """A face keeps its address over restarts, also when the first start took a free port."""
+        return self._process(kind, kind, lambda address: ["--host", host, "--port", str(_port(address, port))])
+
+    def _process(
+        self, kind: str, name: str, arguments: Callable[[str | None], list[str]], **changes: object
+    ) -> ServiceProcess:
+        env = child_environment(self._settings, name=name, **changes)
+        return ServiceProcess(kind, name, arguments, env, self._data_dir / LOG_DIR / f"{name}.log")
+
+
+@contextlib.asynccontextmanager
+async def local_cluster(
+    settings: Settings, plan: ClusterPlan, say: Callable[[str], None]
+) -> AsyncIterator[LocalCluster]:
+    """A running cluster, gone afterwards. Raises `MidstreamError` if the folder or a port is taken."""
+    settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = up_state.lock(settings.data_dir)
+    try:
+        _prepare(settings)
+        cluster = LocalCluster(settings, plan, say)
+        try:
+            await cluster.start()
+            yield cluster
+        finally:
+            await cluster.stop()
+            up_state.remove_state(settings.data_dir)
+    finally:
+        os.close(lock)
+
+
+def ensure_secret(settings: Settings) -> str:
+    """The data plane's secret; made and kept privately in `data_dir` when there is none."""
+    path = settings.data_dir / SECRET_FILE
+    if settings.secret is None and not path.exists():
+        up_state.write_private(path, secrets.token_hex(32).encode())
+    return settings.data_secret().decode()
+
+
+def _prepare(settings: Settings) -> None:
+    for host, port in (
+        (settings.gateway_host, settings.gateway_port),
+        (settings.admin_host, settings.admin_port),
+    ):
+        bind(host, port).close()
+    end_leftover_valkey(settings.data_dir.absolute())
+    logs = settings.data_dir / LOG_DIR
+    logs.mkdir(exist_ok=True)
+    for log in logs.glob("*.log"):
+        log.unlink()
+
+
+def _port(address: str | None, asked: int) -> int:
+    return asked if address is None else urlsplit(address).port or asked
+
+
+def _upgrade_database(url: str) -> None:
+    from midstream.api.bootstrap import upgrade_database
+
+    upgrade_database(url)
