@@ -1,0 +1,55 @@
+"""What facts about the log and the cluster as a whole do to the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from midstream.control import codec
+from midstream.control.events import Event, Fact, GenerationOpened, PolicyConfigured, StateCarried, TickElapsed
+from midstream.control.ids import START
+from midstream.control.state import State
+
+UNWATCHED_MS: Final = 2_500
+"""Two ticks further apart than this mean that no controller watched: the time between is nobody's silence."""
+
+
+def _generation_opened(state: State, fact: Fact, event: GenerationOpened) -> None:
+    if event.generation > state.generation:
+        state.generation = event.generation
+        state.committed = START
+        state.control_seq = 0
+
+
+def _state_carried(state: State, fact: Fact, event: StateCarried) -> None:
+    """The carried tables replace ours; where the log stands is a property of the log and stays."""
+    carried = codec.decode_state(event.state)
+    carried.position = state.position
+    carried.committed = state.committed
+    carried.control_seq = state.control_seq
+    carried.generation = state.generation
+    carried.sources[fact.source] = state.sources[fact.source]
+    for field in State.__struct_fields__:
+        setattr(state, field, getattr(carried, field))
+
+
+def _policy_configured(state: State, fact: Fact, event: PolicyConfigured) -> None:
+    state.policies = event.policies
+
+
+def _tick_elapsed(state: State, fact: Fact, event: TickElapsed) -> None:
+    gap = event.now_ms - state.last_tick_ms
+    if gap > UNWATCHED_MS:
+        for name, view in state.instances.items():
+            state.instances[name] = replace(view, reported_at_ms=view.reported_at_ms + gap)
+    state.last_tick_ms = max(state.last_tick_ms, event.now_ms)
+
+
+HANDLERS: Final[dict[type[Event], Callable[[State, Fact, Any], None]]] = {
+    GenerationOpened: _generation_opened,
+    StateCarried: _state_carried,
+    PolicyConfigured: _policy_configured,
+    TickElapsed: _tick_elapsed,
+}

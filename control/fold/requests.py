@@ -1,0 +1,100 @@
+"""What facts about requests do to the state: where each lives, and that it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from midstream.control.events import (
+    Event,
+    Fact,
+    RequestCancelled,
+    RequestDispatched,
+    RequestFailed,
+    RequestFinished,
+)
+from midstream.control.fold.instances import withdraw_witness
+from midstream.control.state import RequestView, State
+
+GATEWAY_PREFIX: Final = "gateway/"
+
+
+def place(state: State, view: RequestView) -> None:
+    """Put a request at its owner; a drained instance that gets one is no longer drained."""
+    name = view.owner.instance
+    state.requests[view.request] = view
+    state.placed.setdefault(name, {})[view.request] = None
+    instance = state.instances.get(name)
+    if instance is not None and instance.is_drained:
+        state.instances[name] = replace(instance, is_drained=False)
+
+
+def unplace(state: State, view: RequestView) -> None:
+    """Take a request from its owner."""
+    placed = state.placed.get(view.owner.instance)
+    if placed is not None:
+        placed.pop(view.request, None)
+
+
+def forget_gateway(state: State, source: str) -> None:
+    """A source started again. If it is a gateway its ledgers are gone: its requests ended, its testimony is void."""
+    names = (source, source.removeprefix(GATEWAY_PREFIX))
+    for view in [v for v in state.requests.values() if v.gateway in names]:
+        del state.requests[view.request]
+        unplace(state, view)
+    for instance in list(state.instances.values()):
+        for name in names:
+            withdraw_witness(state, instance.owner, name)
+
+
+def _dispatched(state: State, fact: Fact, event: RequestDispatched) -> None:
+    known = state.requests.get(event.request)
+    if known is None:
+        place(state, _new(fact, event))
+    elif event.epoch > known.epoch:
+        unplace(state, known)
+        place(state, _again(known, event))
+
+
+def _new(fact: Fact, event: RequestDispatched) -> RequestView:
+    return RequestView(
+        request=event.request,
+        gateway=event.gateway,
+        owner=event.owner,
+        epoch=event.epoch,
+        prompt_tokens=event.prompt_tokens,
+        output_tokens_max=event.output_tokens_max,
+        priority=event.priority,
+        dispatched_at_ms=fact.at_ms,
+        tokens=event.prompt_tokens + event.delivered_tokens,
+    )
+
+
+def _again(known: RequestView, event: RequestDispatched) -> RequestView:
+    return replace(
+        known,
+        gateway=event.gateway,
+        owner=event.owner,
+        epoch=event.epoch,
+        tokens=event.prompt_tokens + event.delivered_tokens,
+        blocks=0,
+        is_waiting=True,
+        is_movable=True,
+        migration=None,
+    )
+
+
+def _ended(state: State, fact: Fact, event: RequestFinished | RequestCancelled | RequestFailed) -> None:
+    view = state.requests.pop(event.request, None)
+    if view is not None:
+        unplace(state, view)
+
+
+HANDLERS: Final[dict[type[Event], Callable[[State, Fact, Any], None]]] = {
+    RequestDispatched: _dispatched,
+    RequestFinished: _ended,
+    RequestCancelled: _ended,
+    RequestFailed: _ended,
+}
