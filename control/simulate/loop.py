@@ -321,6 +321,10 @@ class VirtualClock:
         """`start_ms` plus the loop's time, in milliseconds."""
         return self._start_ms + round(self._loop.time() * 1000)
 
+    def now_us(self) -> int:
+        """`start_ms` plus the loop's time, in microseconds."""
+        return self._start_ms * 1000 + round(self._loop.time() * 1_000_000)
+
 
 class Trace:
     """What happened in a run, as text lines with a running BLAKE2 hash; equal seeds give equal digests.
