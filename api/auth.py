@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-import ipaddress
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Final
 
 import msgspec
-from fastapi import Depends
+from fastapi import Depends, FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from midstream.api.keys import SCOPES, Key, hash_key
 from midstream.api.problems import Problem
+from midstream.api.settings import is_loopback
 from midstream.control.errors import BadInput
-
-SCOPES: Final = ("read", "migrate", "replay", "admin", "generate")
-"""What a key may be allowed: look, move and drain, start replays, everything, and (gateway) generate text."""
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 
 _HOST = re.compile(rb"[A-Za-z0-9._-]+(:\d{1,5})?|\[[0-9A-Fa-f:.]+\](:\d{1,5})?")
 
 _bearer = HTTPBearer(auto_error=False, description="`Authorization: Bearer <key>`")
-
-
-class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """One bearer key as it is configured. The key itself is nowhere kept."""
-
-    name: str
-    """Who holds it: the actor in facts."""
-    sha256: str
-    """Lower-case hex SHA-256 of the key."""
-    scopes: tuple[str, ...]
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -52,31 +42,13 @@ class Caller(msgspec.Struct, frozen=True):
 ANONYMOUS: Final = Caller("anonymous", frozenset(SCOPES))
 
 
-def hash_key(key: str) -> str:
-    """How a key is written in the settings."""
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listener on `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 class Keyring:
     """The keys of one face.
 
-    Without any key everybody may do everything, but only on loopback. Raises `BadInput` for keys that are
-    malformed or named twice, and for no keys on another address than loopback.
+    Without any key everybody may do everything, but only on loopback: raises `BadInput` for no keys elsewhere.
     """
 
     def __init__(self, keys: Sequence[Key], *, host: str) -> None:
-        for key in keys:
-            _check(key)
-        if len({key.name for key in keys}) != len(keys):
-            raise BadInput("two API keys have the same name")
         if not keys and not is_loopback(host):
             raise BadInput(f"listening on {host} needs API keys: anonymous access is for loopback only")
         self._keys = tuple(keys)
@@ -111,15 +83,27 @@ class Keyring:
         return caller
 
 
-def require(keyring: Keyring, scope: str) -> Callable[..., Awaitable[Caller]]:
+class Scoped:
     """A route dependency that lets only holders of `scope` in and gives the caller."""
 
-    async def authorized(
-        credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
-    ) -> Caller:
-        return keyring.authorize(credentials.credentials if credentials else None, scope)
+    def __init__(self, scope: str) -> None:
+        if scope not in SCOPES:
+            raise ValueError(f"unknown scope {scope}")
+        self.scope = scope
 
-    return authorized
+    async def __call__(
+        self, request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+    ) -> Caller:
+        keyring: Keyring = request.app.state.keyring
+        return keyring.authorize(credentials.credentials if credentials else None, self.scope)
+
+
+def check_guarded(app: FastAPI, open_paths: frozenset[str]) -> None:
+    """Default deny: raises `TypeError` if a route other than those named asks for no scope."""
+    for route in app.routes:
+        scopes = _scopes(route.dependant) if isinstance(route, APIRoute) else []
+        if getattr(route, "path", "") not in open_paths and not scopes:
+            raise TypeError(f"route {route} asks for no scope")
 
 
 class HostGuard:
@@ -144,15 +128,10 @@ class HostGuard:
         return self._hosts is None or re.sub(r":\d+$", "", hosts[0].decode().lower()) in self._hosts
 
 
-def _check(key: Key) -> None:
-    if not re.fullmatch(r"[0-9a-f]{64}", key.sha256):
-        raise BadInput(f"API key {key.name!r}: sha256 must be 64 lower-case hex digits")
-    if not key.name or not key.scopes:
-        raise BadInput("an API key needs a name and at least one scope")
-    for scope in key.scopes:
-        if scope not in SCOPES:
-            raise BadInput(f"API key {key.name!r}: unknown scope {scope!r}, known are {', '.join(SCOPES)}")
-
-
 def _unauthorized(code: str, detail: str) -> Problem:
     return Problem(401, code, detail, {"WWW-Authenticate": "Bearer"})
+
+
+def _scopes(dependant: Dependant) -> list[str]:
+    own = [dependant.call.scope] if isinstance(dependant.call, Scoped) else []
+    return own + [scope for inner in dependant.dependencies for scope in _scopes(inner)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -13,7 +13,7 @@ from starlette.types import Send
 
 from midstream.api.gateway.choices import Choice, Delta
 from midstream.api.gateway.port import Chunk, Stream, TextGateway
-from midstream.api.gateway.rendering import DONE, Finished, Renderer, error_body, error_event
+from midstream.api.gateway.rendering import DONE, Finished, Look, Renderer, error_body, error_event
 from midstream.control.errors import Refused
 from midstream.migration.protocol.messages import RequestSpec
 
@@ -42,7 +42,10 @@ class FaceMetrics:
             "midstream_http_requests", "Completions by outcome", ("outcome",), registry=registry
         )  # refused finished failed cancelled
         self.tokens = Counter("midstream_http_output_tokens", "Output tokens sent to clients", registry=registry)
-        self.open = Gauge("midstream_http_open_requests", "Completions being answered", registry=registry)
+        self.opened = 0
+        """Completions being answered now."""
+        gauge = Gauge("midstream_http_open_requests", "Completions being answered", registry=registry)
+        gauge.set_function(lambda: self.opened)
 
 
 class Exchange:
@@ -53,22 +56,22 @@ class Exchange:
         gateway: TextGateway,
         specs: Sequence[RequestSpec],
         choices: Sequence[Choice],
-        renderer: Renderer,
-        metrics: FaceMetrics,
         *,
-        has_usage: bool,
+        renderer: Renderer,
+        look: Look,
+        metrics: FaceMetrics,
     ) -> None:
         self._gateway = gateway
         self._specs = specs
         self._choices = choices
         self._renderer = renderer
         self._metrics = metrics
-        self._has_usage = has_usage
+        self._look = look
         self._streams: list[Stream] = []
         self._pumps: list[asyncio.Task[None]] = []
         self._has_started = False
         self._outcome: str | None = None
-        metrics.open.inc()
+        metrics.opened += 1
 
     async def answer(self, send: Send) -> None:
         """Admit, generate, send."""
@@ -77,6 +80,7 @@ class Exchange:
                 self._streams.append(self._gateway.admit(spec))
         except Refused as refused:
             self._end("refused")
+            self.release("client")
             await self._send_error(send, refused.code, refused.reason)
             return
         await self._generate(send)
@@ -111,7 +115,7 @@ class Exchange:
     def _end(self, outcome: str) -> None:
         if self._outcome is None:
             self._outcome = outcome
-            self._metrics.open.dec()
+            self._metrics.opened -= 1
             self._metrics.requests.labels(outcome).inc()
             self._metrics.tokens.inc(self._output_tokens)
 
@@ -123,7 +127,7 @@ class Exchange:
             self._streams[index].cancel("stop")
         return delta
 
-    async def _chunks(self) -> AsyncIterator[tuple[int, Chunk]]:
+    async def _chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
         """The chunks of all choices, as they come, until each choice has ended."""
         if len(self._streams) == 1:
             async for chunk in self._streams[0]:
@@ -186,12 +190,13 @@ class StreamedExchange(Exchange):
             await self.fail(send, *broken)
             return
         self._end("finished")
-        usage = self._renderer.usage(self._prompt_tokens, self._output_tokens) if self._has_usage else b""
+        usage = self._renderer.usage(self._prompt_tokens, self._output_tokens) if self._look.has_usage else b""
         await self._write(send, usage + DONE, is_last=True)
 
     def _events(self, index: int, delta: Delta, opened: set[int]) -> bytes:
-        """Nothing for a chunk that shows nothing: its text is held back, or its finish is an error."""
-        if not (delta.text or delta.ids or delta.finish):
+        """Nothing for a chunk that shows nothing: its text is held back, or it only carries an error."""
+        has_details = delta.ids and (self._look.has_ids or self._look.has_logprobs)
+        if not (delta.text or delta.finish or has_details):
             return b""
         event = self._renderer.chunk(index, delta)
         if index in opened:

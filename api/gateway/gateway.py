@@ -1,0 +1,454 @@
+"""The gateway's core: admits requests, owns their ledgers, chooses instances, and never shows a seam.
+
+Who owns a request is decided by the pure `migration.protocol.ledger`; this shell feeds it messages,
+timers and choices, and performs its effects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+from midstream.control.follower import Follower
+
+from midstream.api.gateway.live import Live, Seam
+from midstream.api.gateway.peers import Peers
+from midstream.api.gateway.settings import DROPS_MAX, TOMBSTONES_MAX, GatewaySettings
+from midstream.control.errors import Refused
+from midstream.control.events import (
+    DowntimeMeasured,
+    Entry,
+    GenerationOpened,
+    InstanceLost,
+    InstanceRegistered,
+    InstanceStopped,
+    LoadReported,
+    MigrationCommitted,
+    RequestCancelled,
+    RequestDispatched,
+    RequestFailed,
+    RequestFinished,
+)
+from midstream.control.ids import Node, Owner
+from midstream.control.policies import DispatchChoice, DispatchWanted, dispatch_policy
+from midstream.control.ports import Clock, Recorder
+from midstream.control.supervise import Supervisor
+from midstream.migration.plan import blocks_for
+from midstream.migration.protocol.effects import Deliver, Effect, Record, SeekOwner, SendDispatch, Tell
+from midstream.migration.protocol.ledger import End, Heard, Input, OwnerLost, Redispatch, answer_unknown, step
+from midstream.migration.protocol.messages import (
+    Acknowledge,
+    AnyMessage,
+    Dispatch,
+    Drop,
+    Gone,
+    Pong,
+    Probe,
+    Rejected,
+    RequestSpec,
+)
+from midstream.migration.wires.base import Wire
+
+logger = structlog.get_logger(__name__)
+
+FATAL_REFUSALS = frozenset({"too_long", "bad_request"})
+"""Refusals that every instance would repeat."""
+SEEK_RETRY_S = 0.2
+
+
+class Gateway:
+    """One gateway process's state. `start` begins to serve; `stop` ends every stream with an error."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        wire: Wire,
+        follower: Follower,
+        recorder: Recorder,
+        clock: Clock,
+        settings: GatewaySettings,
+        models: Sequence[str],
+    ) -> None:
+        self.name = name
+        self.models = models
+        self.wire = wire
+        self.follower = follower
+        self.recorder = recorder
+        self.clock = clock
+        self.settings = settings
+        self.live: dict[str, Live] = {}
+        self.peers = Peers(self)
+        self.tasks = Supervisor(recorder)
+        self.is_closing = False
+        self._turn = 0
+        self._acks: dict[str, tuple[Owner, Acknowledge]] = {}
+        self._drops: dict[tuple[str, Owner], tuple[Drop, int]] = {}
+        self._tombstones: dict[str, float] = {}
+        self._activity = asyncio.Event()
+
+    @property
+    def now(self) -> float:
+        """The event loop's time, seconds."""
+        return asyncio.get_running_loop().time()
+
+    # --- life --------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Listen on the data plane and keep the loops alive."""
+        await self.wire.start(self.receive)
+        self.follower.on_entry = self.on_entry
+        self.tasks.loop("pings", self.peers.ping)
+        self.tasks.loop("housekeeping", self._keep_house)
+
+    async def stop(self) -> None:
+        """Refuse new requests, end the live ones with an error, tell their owners to drop."""
+        self.is_closing = True
+        for live in list(self.live.values()):
+            self.fail(live, "shutdown", "the gateway is shutting down")
+        await asyncio.sleep(0)
+        await self.tasks.stop()
+        await self.wire.stop()
+
+    # --- clients -----------------------------------------------------------------------------
+
+    def admit(self, spec: RequestSpec) -> Live:
+        """Take a request on and dispatch it. Raises `Refused`, see `api.gateway.port.TextGateway`."""
+        if self.is_closing:
+            raise Refused("draining", "the gateway is shutting down")
+        if len(self.live) >= self.settings.requests_max:
+            raise Refused("overloaded", f"{len(self.live)} requests are in flight")
+        if spec.request in self.live or spec.request in self._tombstones:
+            raise Refused("duplicate", f"request {spec.request} exists already")
+        live = Live(spec, self, self.now)
+        choice = self._choose(live)
+        if choice is None:
+            raise Refused("no_capacity", "no instance takes requests right now")
+        self.live[spec.request] = live
+        self._activity.set()
+        self._dispatch(live, choice, "new")
+        return live
+
+    def cancel(self, live: Live, cause: str) -> None:
+        """End a request for its client; `cause` as in `api.gateway.port.Stream.cancel`."""
+        if live.is_over:
+            return
+        if cause == "stop":
+            live.finish = "stop"
+            self._record_finished(live)
+        else:
+            live.error = ("cancelled", cause)
+            self.recorder.record(
+                RequestCancelled(
+                    request=live.request, epoch=live.ledger.epoch, output_tokens=len(live.ids), cause=cause
+                )
+            )
+        self._close(live)
+
+    def fail(self, live: Live, code: str, reason: str) -> None:
+        """End a request with an error that its client is told."""
+        if live.is_over:
+            return
+        live.error = (code, reason)
+        self.recorder.record(
+            RequestFailed(
+                request=live.request,
+                epoch=live.ledger.epoch,
+                output_tokens=len(live.ids),
+                code=code,
+                reason=reason,
+            )
+        )
+        self._close(live)
+
+    def _close(self, live: Live) -> None:
+        """Nothing more is delivered: the ledger ends, the owner is told, a tombstone stays."""
+        self.feed(live, End())
+        self.live.pop(live.request, None)
+        self.peers.forget_request(live.request)
+        self._tombstones[live.request] = self.now
+        live.wake()
+
+    # --- the data plane ----------------------------------------------------------------------
+
+    def receive(self, sender: Node, message: AnyMessage) -> None:
+        """One message from an instance."""
+        self.peers.heard(sender)
+        if isinstance(message, Pong):
+            return
+        if not isinstance(message, Heard):
+            logger.warning("unexpected message", sender=sender.name, kind=type(message).__name__)
+            return
+        if isinstance(message, Gone):
+            self._drops.pop((message.request, message.owner), None)
+        live = self.live.get(message.request)
+        if live is None:
+            self._answer_late(message)
+            return
+        if message.owner == live.ledger.owner:
+            live.heard_at = self.now
+            self.peers.accepted(message.owner, live.request)
+        if isinstance(message, Rejected) and live.ledger.is_held_by(message.owner, message.epoch):
+            self._rejected(live, message)
+        self.feed(live, message)
+
+    def _answer_late(self, message: Heard) -> None:
+        for effect in answer_unknown(message):
+            assert isinstance(effect, Tell)
+            self._send(effect.owner, effect.message)
+
+    def _rejected(self, live: Live, message: Rejected) -> None:
+        live.refusals += 1
+        if message.code in FATAL_REFUSALS or live.refusals > self.settings.refusals_max:
+            self.fail(live, message.code, message.reason)
+
+    def feed(self, live: Live, what: Input) -> None:
+        """Step the ledger and perform what it asks for, in order."""
+        live.ledger, effects = step(live.ledger, what)
+        for effect in effects:
+            self._perform(live, effect)
+
+    def _perform(self, live: Live, effect: Effect) -> None:
+        match effect:
+            case Tell():
+                self._tell(live.request, effect.owner, effect.message)
+            case Deliver():
+                self._deliver(live, effect)
+            case SendDispatch():
+                self._send_dispatch(live)
+            case SeekOwner():
+                live.avoid[effect.avoid.instance] = None
+                self.tasks.spawn(f"seek {live.request}", self._seek(live, effect.cause))
+            case Record():
+                self._record(live, effect)
+            case _:
+                raise TypeError(f"no gateway performs {type(effect).__name__}")
+
+    def _tell(self, request: str, owner: Owner, message: AnyMessage) -> None:
+        """Acknowledgements wait a little for later ones; drops are repeated until answered."""
+        if isinstance(message, Acknowledge):
+            if not self._acks:
+                asyncio.get_running_loop().call_later(self.settings.acknowledge_ms / 1e3, self._send_acks)
+            self._acks[request] = (owner, message)
+            return
+        if isinstance(message, Drop):
+            self._acks.pop(request, None)
+            self._drops[(request, owner)] = (message, 0)
+            self._activity.set()
+        self._send(owner, message)
+
+    def _send_acks(self) -> None:
+        acks, self._acks = self._acks, {}
+        for owner, message in acks.values():
+            self._send(owner, message)
+
+    def _send(self, owner: Owner, message: AnyMessage) -> None:
+        node = self.peers.node_of(owner)
+        if node is not None:
+            self.wire.send(node, message)
+
+    # --- tokens ------------------------------------------------------------------------------
+
+    def _deliver(self, live: Live, effect: Deliver) -> None:
+        if effect.ids:
+            gap_ms = live.gaps.add(len(effect.ids), self.now)
+            live.ids += effect.ids
+            live.logprobs += effect.logprobs
+            live.refusals = 0
+            live.avoid.clear()
+            if live.seam is not None:
+                self._measure(live, live.seam, gap_ms)
+        if effect.finish is not None and not live.is_over:
+            live.finish = effect.finish
+            self._record_finished(live)
+            self._close(live)
+        live.wake()
+
+    def _record(self, live: Live, effect: Record) -> None:
+        self.recorder.record(effect.event)
+        if isinstance(effect.event, MigrationCommitted):
+            is_running = live.gaps.last_at is not None
+            live.seam = Seam(effect.event.migration, live.gaps.mean_ms) if is_running else None
+            if live.seam is not None:
+                live.seam.is_past_tail = effect.event.tail_tokens == 0
+
+    def _measure(self, live: Live, seam: Seam, gap_ms: float) -> None:
+        """The hand-over's gap: until the first delivery that the new owner alone could make."""
+        seam.gap_ms = max(seam.gap_ms, gap_ms)
+        if not seam.is_past_tail:
+            seam.is_past_tail = True
+            return
+        live.seam = None
+        self.recorder.record(
+            DowntimeMeasured(
+                migration=seam.migration,
+                gap_ms=seam.gap_ms,
+                normal_gap_ms=seam.normal_gap_ms,
+                downtime_ms=max(seam.gap_ms - seam.normal_gap_ms, 0.0),
+            )
+        )
+
+    def _record_finished(self, live: Live) -> None:
+        self.recorder.record(
+            RequestFinished(
+                request=live.request,
+                epoch=live.ledger.epoch,
+                owner=live.ledger.owner,
+                finish_reason=live.finish or "",
+                output_tokens=len(live.ids),
+                ttft_ms=live.gaps.ttft_ms,
+                gap_ms_mean=live.gaps.mean_ms,
+                gap_ms_max=live.gaps.largest_ms,
+            )
+        )
+
+    # --- choosing an instance ----------------------------------------------------------------
+
+    def _choose(self, live: Live) -> DispatchChoice | None:
+        """By the policy in force; an instance that just refused the request only when there is no other."""
+        spec, state = live.spec, self.follower.state
+        choose = dispatch_policy(state.policies.dispatch.name)
+        for exclude in (frozenset(live.avoid), frozenset[str]()):
+            wanted = DispatchWanted(
+                request=spec.request,
+                prompt_tokens=len(spec.prompt) + len(live.ids),
+                output_tokens_max=spec.sampling.max_tokens - len(live.ids),
+                priority=spec.priority,
+                exclude=exclude | self.peers.silent(),
+            )
+            in_flight = self.peers.in_flight()
+            choice = choose(state, wanted, in_flight, state.policies.dispatch.params, self._turn)
+            if choice is not None or not exclude:
+                self._turn += choice is not None
+                return choice
+        return None
+
+    def _dispatch(self, live: Live, choice: DispatchChoice, cause: str) -> None:
+        owner, spec, view = choice.owner, live.spec, self.follower.state.instances.get(choice.owner.instance)
+        self.peers.learn(owner, choice.address)
+        block_tokens = view.fingerprint.block_tokens if view is not None else 16
+        blocks = blocks_for(len(spec.prompt) + len(live.ids) + 1, block_tokens)
+        self.peers.dispatched(owner, live.request, blocks)
+        epoch = live.ledger.epoch + 2
+        self.recorder.record(
+            RequestDispatched(
+                request=live.request,
+                gateway=self.name,
+                owner=owner,
+                epoch=epoch,
+                prompt_tokens=len(spec.prompt),
+                delivered_tokens=len(live.ids),
+                output_tokens_max=spec.sampling.max_tokens,
+                priority=spec.priority,
+                cause=cause,
+                policy=self.follower.state.policies.dispatch.name,
+                scores=choice.scores[:8],
+                reason=choice.reason,
+            )
+        )
+        self.feed(live, Redispatch(owner))
+
+    def _send_dispatch(self, live: Live) -> None:
+        ledger, live.sent_at = live.ledger, self.now
+        message = Dispatch(
+            request=live.request,
+            owner=ledger.owner,
+            epoch=ledger.epoch,
+            spec=live.spec,
+            delivered=tuple(live.ids),
+            delivered_logprobs=tuple(live.logprobs),
+        )
+        self._send(ledger.owner, message)
+
+    async def _seek(self, live: Live, cause: str) -> None:
+        """Look for a new owner until there is one, the old one is heard again, or time is up."""
+        deadline = self.now + self.settings.seek_ms / 1e3
+        while live.ledger.phase == "seeking":
+            choice = self._choose(live)
+            if choice is not None:
+                self._dispatch(live, choice, cause)
+                return
+            if self.now >= deadline:
+                self.fail(live, "no_capacity", f"no instance could take the request on ({cause})")
+                return
+            await asyncio.sleep(SEEK_RETRY_S)
+
+    # --- the log -----------------------------------------------------------------------------
+
+    def on_entry(self, entry: Entry) -> None:
+        """What the gateway does about facts besides folding them."""
+        match entry.fact.event:
+            case LoadReported() as event:
+                self.peers.reported(event.owner)
+            case InstanceRegistered() as event:
+                self.peers.learn(event.owner, event.address)
+            case InstanceLost() | InstanceStopped() as event:
+                self.lose(event.owner)
+            case GenerationOpened():
+                self._announce_again()
+
+    def lose(self, owner: Owner) -> None:
+        """An incarnation is gone: every request it owned looks for a new owner."""
+        for live in list(self.live.values()):
+            if live.ledger.owner == owner:
+                self.feed(live, OwnerLost(owner))
+
+    def _announce_again(self) -> None:
+        """The log may have lost its memory: say again where every live request is."""
+        for live in self.live.values():
+            ledger = live.ledger
+            self.recorder.record(
+                RequestDispatched(
+                    request=live.request,
+                    gateway=self.name,
+                    owner=ledger.owner,
+                    epoch=ledger.epoch,
+                    prompt_tokens=len(live.spec.prompt),
+                    delivered_tokens=len(live.ids),
+                    output_tokens_max=live.spec.sampling.max_tokens,
+                    priority=live.spec.priority,
+                    cause="again",
+                )
+            )
+
+    # --- time --------------------------------------------------------------------------------
+
+    async def _keep_house(self) -> None:
+        while True:
+            if not self.live and not self._drops:
+                self._activity.clear()
+                await self._activity.wait()
+            await asyncio.sleep(self.settings.housekeeping_ms / 1e3)
+            self._repeat()
+            self._repeat_drops()
+            self._forget_tombstones()
+
+    def _repeat(self) -> None:
+        s, now = self.settings, self.now
+        for live in list(self.live.values()):
+            ledger = live.ledger
+            if now - live.gaps.admitted_at >= s.request_ms / 1e3:
+                self.fail(live, "deadline", f"not finished within {s.request_ms / 1e3:.0f} s")
+            elif ledger.phase == "dispatching" and now - live.sent_at >= s.repeat_ms / 1e3:
+                self._send_dispatch(live)
+            elif ledger.phase == "running" and now - max(live.heard_at, live.sent_at) >= s.quiet_ms / 1e3:
+                live.sent_at = now
+                self._send(ledger.owner, Probe(request=live.request, epoch=ledger.epoch))
+
+    def _repeat_drops(self) -> None:
+        for key, (drop, times) in list(self._drops.items()):
+            owner = key[1]
+            if times >= DROPS_MAX or not self.peers.is_current(owner):
+                del self._drops[key]
+                continue
+            self._drops[key] = (drop, times + 1)
+            if times:
+                self._send(owner, drop)
+
+    def _forget_tombstones(self) -> None:
+        bound = self.now - self.settings.tombstone_ms / 1e3
+        for request, since in list(self._tombstones.items()):
+            if since > bound and len(self._tombstones) <= TOMBSTONES_MAX:
+                break
+            del self._tombstones[request]

@@ -1,0 +1,149 @@
+"""What a gateway knows of instances at first hand: addresses, silence, and its dispatches not yet in a report."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from midstream.control.events import ConnectionLost, ConnectionRestored
+from midstream.control.ids import Node, Owner
+from midstream.control.policies import InFlight
+from midstream.migration.protocol.messages import Ping
+
+if TYPE_CHECKING:
+    from midstream.api.gateway.gateway import Gateway
+
+REPORTS_TO_COUNT = 2
+"""Load reports after acceptance until a dispatch is surely inside the reported load."""
+
+
+class Peer:
+    """One incarnation of one instance."""
+
+    def __init__(self, node: Node, now: float) -> None:
+        self.node = node
+        self.heard_at = now
+        self.is_lost = False
+        self.is_given_up = False
+
+
+class Pending:
+    """A dispatch that the instance's load report does not show yet."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self.reports = -1
+        """Reports since it was accepted; -1 before."""
+
+
+class Peers:
+    """The current incarnation of each instance, as heard or read in the log."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._peers: dict[str, Peer] = {}
+        self._pending: dict[str, dict[str, Pending]] = {}
+
+    # --- who is there ------------------------------------------------------------------------
+
+    def learn(self, owner: Owner, address: str) -> None:
+        """An instance is said to listen there; a newer incarnation means that the older one is gone."""
+        peer = self._peers.get(owner.instance)
+        node = Node(f"llumlet/{owner.instance}", owner.incarnation, address)
+        if peer is not None and peer.node.incarnation >= owner.incarnation:
+            return
+        self._peers[owner.instance] = Peer(node, self._gateway.now)
+        if peer is not None:
+            self._pending.pop(owner.instance, None)
+            self._gateway.wire.forget(peer.node)
+            self._gateway.lose(Owner(owner.instance, peer.node.incarnation))
+
+    def heard(self, sender: Node) -> None:
+        """Any message shows that its sender lives."""
+        instance = sender.name.removeprefix("llumlet/")
+        self.learn(Owner(instance, sender.incarnation), sender.address)
+        peer = self._peers[instance]
+        if peer.node.incarnation != sender.incarnation:
+            return
+        peer.heard_at = self._gateway.now
+        peer.is_given_up = False
+        if peer.is_lost:
+            peer.is_lost = False
+            owner = Owner(instance, sender.incarnation)
+            self._gateway.recorder.record(ConnectionRestored(gateway=self._gateway.name, owner=owner))
+
+    def node_of(self, owner: Owner) -> Node | None:
+        """Where this incarnation listens, `None` if it is unknown or gone."""
+        peer = self._peers.get(owner.instance)
+        return peer.node if peer is not None and peer.node.incarnation == owner.incarnation else None
+
+    def is_current(self, owner: Owner) -> bool:
+        """Is this the incarnation we know of."""
+        return self.node_of(owner) is not None
+
+    def silent(self) -> frozenset[str]:
+        """Instances whose connection counts as lost."""
+        return frozenset(name for name, peer in self._peers.items() if peer.is_lost)
+
+    async def ping(self) -> None:
+        """Ask every known instance for a sign of life, and say who gives none."""
+        gateway, s = self._gateway, self._gateway.settings
+        while True:
+            self._learn_from_log()
+            for name, peer in list(self._peers.items()):
+                gateway.wire.send(peer.node, Ping(request=""))
+                self._judge(Owner(name, peer.node.incarnation), peer)
+            await asyncio.sleep(s.ping_ms / 1e3)
+
+    def _learn_from_log(self) -> None:
+        for view in self._gateway.follower.state.instances.values():
+            if view.health in ("up", "suspect"):
+                self.learn(view.owner, view.address)
+
+    def _judge(self, owner: Owner, peer: Peer) -> None:
+        """Silence makes us a witness; alone, without a controller's verdict, we wait much longer."""
+        gateway, s = self._gateway, self._gateway.settings
+        silence = gateway.now - peer.heard_at
+        if silence >= s.silent_ms / 1e3 and not peer.is_lost:
+            peer.is_lost = True
+            gateway.recorder.record(ConnectionLost(gateway=gateway.name, owner=owner))
+        if silence >= s.alone_ms / 1e3 and not peer.is_given_up:
+            peer.is_given_up = True
+            gateway.lose(owner)
+
+    # --- dispatches in flight ----------------------------------------------------------------
+
+    def dispatched(self, owner: Owner, request: str, blocks: int) -> None:
+        """A request was just sent there."""
+        self.forget_request(request)
+        self._pending.setdefault(owner.instance, {})[request] = Pending(blocks)
+
+    def accepted(self, owner: Owner, request: str) -> None:
+        """The instance has it: reports made from now on will show it."""
+        pending = self._pending.get(owner.instance, {}).get(request)
+        if pending is not None and pending.reports < 0:
+            pending.reports = 0
+
+    def reported(self, owner: Owner) -> None:
+        """A load report came: dispatches accepted well before it are inside it."""
+        table = self._pending.get(owner.instance)
+        if not table:
+            return
+        for request, pending in list(table.items()):
+            if pending.reports >= 0:
+                pending.reports += 1
+            if pending.reports >= REPORTS_TO_COUNT:
+                del table[request]
+
+    def forget_request(self, request: str) -> None:
+        """A request ended or goes elsewhere."""
+        for table in self._pending.values():
+            table.pop(request, None)
+
+    def in_flight(self) -> dict[str, InFlight]:
+        """Requests and blocks sent to each instance and not yet in its load."""
+        return {
+            name: InFlight(requests=len(table), blocks=sum(p.blocks for p in table.values()))
+            for name, table in self._pending.items()
+            if table
+        }
