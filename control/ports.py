@@ -23,6 +23,10 @@ class Clock(Protocol):
         """Milliseconds since the Unix epoch."""
         ...
 
+    def now_us(self) -> int:
+        """Microseconds since the Unix epoch: for durations across processes of one machine."""
+        ...
+
 
 class LogTail(msgspec.Struct, frozen=True):
     """Where the log begins and ends right now."""

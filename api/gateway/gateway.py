@@ -31,7 +31,7 @@ from midstream.control.events import (
     RequestFinished,
 )
 from midstream.control.ids import Node, Owner
-from midstream.control.policies import DispatchChoice, DispatchWanted, dispatch_policy
+from midstream.control.policies import DispatchChoice, DispatchWanted, choose
 from midstream.control.ports import Clock, Recorder
 from midstream.control.supervise import Supervisor
 from midstream.migration.plan import blocks_for
@@ -308,7 +308,6 @@ class Gateway:
     def _choose(self, live: Live) -> DispatchChoice | None:
         """By the policy in force; an instance that just refused the request only when there is no other."""
         spec, state = live.spec, self.follower.state
-        choose = dispatch_policy(state.policies.dispatch.name)
         for exclude in (frozenset(live.avoid), frozenset[str]()):
             wanted = DispatchWanted(
                 request=spec.request,
@@ -317,8 +316,7 @@ class Gateway:
                 priority=spec.priority,
                 exclude=exclude | self.peers.silent(),
             )
-            in_flight = self.peers.in_flight()
-            choice = choose(state, wanted, in_flight, state.policies.dispatch.params, self._turn)
+            choice = choose(state, wanted, self.peers.in_flight(), self._turn)
             if choice is not None or not exclude:
                 self._turn += choice is not None
                 return choice

@@ -11,3 +11,7 @@ class SystemClock:
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch."""
         return time.time_ns() // 1_000_000
+
+    def now_us(self) -> int:
+        """Microseconds since the Unix epoch."""
+        return time.time_ns() // 1_000

@@ -209,7 +209,8 @@ class Final(Message, frozen=True, kw_only=True, tag=True):
     state: RunState
     acknowledged: int
     """Output tokens the gateway is known to hold: the tail in `Adopted` starts here."""
-    frozen_at_ms: int
+    frozen_at_us: int
+    """Source's wall clock when the request was out of its batch."""
 
 
 # --- target to source ----------------------------------------------------------------------------

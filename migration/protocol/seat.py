@@ -124,7 +124,6 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     phase: str = "reserving"
     reserved: Reserved | None = None
     first: int = 0
-    frozen_at_ms: int = 0
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
@@ -780,7 +779,7 @@ def _final(seat: Seat, source: Node, what: Final) -> Step:
         return seat, (_refuse(seat, source, what.migration, "no_reservation", "nothing is reserved for it"),)
     if held.phase == "adopting" or held.epoch <= seat.seen:
         return seat, ()
-    held = replace(held, phase="adopting", first=what.acknowledged, frozen_at_ms=what.frozen_at_ms)
+    held = replace(held, phase="adopting", first=what.acknowledged)
     return replace(seat, reservation=held, seen=held.epoch), (Adopt(held.slot, what),)
 
 
