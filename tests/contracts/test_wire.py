@@ -95,7 +95,7 @@ async def test_messages_arrive_equal_with_their_sender(make):
     spec = RequestSpec(request="r", prompt=(1, 2, 3), sampling=Sampling(seed=5, temperature=0.5), payload=b"\x00\x01")
     state = RunState(spec=spec, outputs=(9, 8), computed=4, blocks=1, rng=b"\xff", logprobs=(b"x", b""))
     final = Final(
-        request="r", migration="m", epoch=1, target=Owner("j", 2), state=state, acknowledged=1, frozen_at_ms=12
+        request="r", migration="m", epoch=1, target=Owner("j", 2), state=state, acknowledged=1, frozen_at_us=12
     )
     a.send(b.node, final)
     a.send(b.node, tokens(0))
