@@ -1,0 +1,119 @@
+"""What a policy is given and what it answers. Policies are pure: values in, values out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from midstream.control.errors import BadInput
+from midstream.control.ids import Owner
+from midstream.control.policies.room import Room
+from midstream.control.state import State
+
+CANDIDATES_MAX: Final = 8
+"""Candidates that a fact names, best first."""
+
+SCORE_MAX: Final = 1e9
+"""Stands for an infinite score in facts: JSON has no infinity."""
+
+
+class Rng(Protocol):
+    """The tick's own randomness."""
+
+    def random(self) -> float:
+        """A float from [0, 1)."""
+        ...
+
+
+class NoParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a policy that has no parameters."""
+
+
+def read_params(policy: str, params_type: type[msgspec.Struct], given: Mapping[str, Any]) -> Any:
+    """Typed parameters with defaults filled in. Raises `BadInput` for an unknown one or a wrong type."""
+    try:
+        return msgspec.convert(dict(given), params_type)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"policy {policy}: {error}; parameters: {', '.join(params_type.__struct_fields__)}") from error
+
+
+class InFlight(msgspec.Struct, frozen=True):
+    """What one gateway sent to an instance that no load report of it can show yet."""
+
+    requests: int
+    blocks: int
+
+
+class DispatchWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that looks for an instance. `exclude` names instances that may not be chosen."""
+
+    request: str
+    prompt_tokens: int
+    """Prompt plus the output tokens already delivered, if it is dispatched again."""
+    output_tokens_max: int
+    priority: int = 0
+    model: str | None = None
+    exclude: frozenset[str] = frozenset()
+
+
+class DispatchChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to, and why. `scores` are the best candidates weighed, best first, at most `CANDIDATES_MAX`."""
+
+    owner: Owner
+    address: str
+    scores: tuple[tuple[str, float], ...]
+    reason: str
+
+
+class DispatchPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to choose an instance for a new request.
+
+    `choose(state, wanted, in_flight, params, turn)`: `turn` is the gateway's count of dispatches; `None` if
+    no instance may take the request.
+    """
+
+    name: str
+    version: int
+    params_type: type[msgspec.Struct]
+    choose: Callable[[State, DispatchWanted, Mapping[str, InFlight], Mapping[str, Any], int], DispatchChoice | None]
+
+    def params(self, given: Mapping[str, Any]) -> Any:
+        """Typed parameters. Raises `BadInput`."""
+        return read_params(self.name, self.params_type, given)
+
+
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """A move that a policy would like. The limits of `Room` decide whether it is ordered."""
+
+    request: str
+    target: str
+    candidates: tuple[tuple[str, float], ...]
+    """(instance, score) weighed as targets, best first."""
+    blocks_needed: int
+    reason: str
+
+
+class MovePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to propose moves.
+
+    `propose(state, room, now_ms, params, rng)` is read one proposal at a time: when it is asked for the next, `room`
+    already counts the one before, if it was ordered.
+    """
+
+    name: str
+    version: int
+    params_type: type[msgspec.Struct]
+    propose: Callable[[State, Room, int, Any, Rng], Iterator[Proposal]]
+    may_return: bool = False
+    """May a request go back at once to where it came from: only when it must leave anyway."""
+
+    def params(self, given: Mapping[str, Any]) -> Any:
+        """Typed parameters. Raises `BadInput`."""
+        return read_params(self.name, self.params_type, given)
+
+
+def finite(score: float) -> float:
+    """A score as a fact can carry it."""
+    return max(-SCORE_MAX, min(SCORE_MAX, float(score)))

@@ -1,0 +1,124 @@
+"""Moves load from instances that are nearly full to instances with plenty (Llumnix, OSDI'24, section 4.4.3).
+
+Instances whose freeness is under `low` are paired with those over `high`, extremes first; each pair moves one
+request per tick. With F free blocks, batch n and a request of b blocks, a move makes the freeness of the source
+(F+b)/(n-1) and of the target (F-b)/(n+1). It must leave the target the freer of the two, and raise the lower of
+both by more than `gain_min` + `cost_per_block` x b blocks, or it is not worth its bytes (P23).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, Literal
+
+import msgspec
+
+from midstream.control.policies.base import MovePolicy, Proposal, Rng
+from midstream.control.policies.freeness_math import freeness_of
+from midstream.control.policies.room import Room, blocks_needed
+from midstream.control.state import InstanceView, RequestView, State
+
+PARTNERS_MAX: Final = 16
+"""Targets that one source tries."""
+
+REQUESTS_MAX: Final = 8
+"""Requests of one source that are weighed, in the order of the choice."""
+
+
+class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Freeness in blocks for each running request."""
+
+    low: float = 10.0
+    """Sources have less than this."""
+    high: float = 30.0
+    """Targets have more than this."""
+    request: Literal["last_come", "first_come", "longest", "shortest", "cheapest"] = "cheapest"
+    """Which request leaves. `cheapest`: fewest blocks to copy for each block of freeness that the source gains."""
+    gain_min: float = 1.0
+    cost_per_block: float = 0.01
+    """Copying a block takes about a hundredth of the time in which a request fills one."""
+
+
+def propose(state: State, room: Room, now_ms: int, params: Params, rng: Rng) -> Iterator[Proposal]:
+    """The fullest source goes to the emptiest target, the next to the next."""
+    ranked = [(room.freeness(view), view) for view in state.instances.values() if _is_partner(room, view)]
+    sources = sorted((row for row in ranked if row[0] < params.low), key=lambda row: (row[0], row[1].owner))
+    targets = sorted((row for row in ranked if row[0] > params.high), key=lambda row: (-row[0], row[1].owner))
+    for source in sources:
+        if room.moves_left <= 0 or not targets:
+            return
+        for index, target in enumerate(targets[:PARTNERS_MAX]):
+            view = _choice(state, room, source[1], target[1], params)
+            if view is not None:
+                del targets[index]
+                yield _proposal(view, source, target, params)
+                break
+
+
+def _is_partner(room: Room, view: InstanceView) -> bool:
+    return room.is_up(view) and not view.is_draining and not room.is_at_limit(view.owner.instance)
+
+
+def _proposal(
+    view: RequestView, source: tuple[float, InstanceView], target: tuple[float, InstanceView], params: Params
+) -> Proposal:
+    (low, full), (high, empty) = source, target
+    name = empty.owner.instance
+    return Proposal(
+        request=view.request,
+        target=name,
+        candidates=((name, high),),
+        blocks_needed=blocks_needed(view, empty.fingerprint.block_tokens),
+        reason=f"freeness of {full.owner.instance} is {low:.1f} (under {params.low:g}), of {name} {high:.1f} "
+        f"(over {params.high:g}); {params.request} request, {view.blocks} blocks",
+    )
+
+
+def _choice(state: State, room: Room, source: InstanceView, target: InstanceView, params: Params) -> RequestView | None:
+    """The first request, in the order wanted, whose move to `target` is worth it."""
+    if not room.may_pair(source, target):
+        return None
+    placed = (state.requests[name] for name in state.placed.get(source.owner.instance, ()))
+    running = [v for v in placed if v.owner == source.owner and v.blocks > 0 and not v.is_waiting]
+    movable = [v for v in running if room.may_leave(v) and not room.is_return(v, target.owner.instance)]
+    if params.request == "last_come":
+        movable.reverse()
+    elif params.request != "first_come":
+        movable.sort(key=_order(room, source, params.request))
+    for view in movable[:REQUESTS_MAX]:
+        if room.fits(target, blocks_needed(view, target.fingerprint.block_tokens)) and _is_worth(
+            room, source, target, view.blocks, params
+        ):
+            return view
+    return None
+
+
+def _order(room: Room, source: InstanceView, choice: str) -> Callable[[RequestView], tuple[float, str]]:
+    if choice == "longest":
+        return lambda view: (-view.tokens, view.request)
+    if choice == "shortest":
+        return lambda view: (view.tokens, view.request)
+    return lambda view: (_price(room, source, view.blocks), view.request)
+
+
+def _price(room: Room, source: InstanceView, blocks: int) -> float:
+    """Blocks to copy for each block of freeness that the source gains."""
+    gain = _without(room, source, blocks) - room.freeness(source)
+    return blocks / gain if gain > 0 else float("inf")
+
+
+def _without(room: Room, source: InstanceView, blocks: int) -> float:
+    batch = max(room.batch_after(source) - 1, 1 if source.load.waiting else 0)
+    return freeness_of(room.blocks_after(source) + blocks, batch)
+
+
+def _is_worth(room: Room, source: InstanceView, target: InstanceView, blocks: int, params: Params) -> bool:
+    source_after = _without(room, source, blocks)
+    target_after = freeness_of(room.blocks_after(target) - blocks, room.batch_after(target) + 1)
+    if target_after < source_after:
+        return False
+    gain = min(source_after, target_after) - room.freeness(source)
+    return gain > params.gain_min + params.cost_per_block * blocks
+
+
+POLICY = MovePolicy(name="balance", version=1, params_type=Params, propose=propose)

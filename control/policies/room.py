@@ -1,0 +1,162 @@
+"""What every instance has left in this tick, and the limits that hold for every move.
+
+Open moves and those ordered earlier in the same tick are counted together, so that several sources that choose one
+target never give it more than it has (P24).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from midstream.control.policies.freeness_math import batch_size, blocks_unclaimed, freeness_of
+from midstream.control.state import InstanceView, RequestView, State
+from midstream.migration.plan import PlanLimits, blocks_for
+
+HEADROOM_TOKENS: Final = PlanLimits().headroom_tokens
+"""Tokens a request may grow by while it is copied; the target needs blocks for them."""
+
+PING_PONG_COOLDOWNS: Final = 2
+"""A request does not return to the instance it came from within so many cool-downs (P23)."""
+
+Problem = tuple[str, str]
+"""Why not: a stable code, and a sentence."""
+
+
+def blocks_needed(view: RequestView, block_tokens: int) -> int:
+    """Blocks a target must have: the request's tokens and head-room, never more than it can ever use.
+
+    A waiting request moves without KV but will want the blocks of its tokens and the next one.
+    """
+    growth = 1 if view.is_waiting else HEADROOM_TOKENS
+    tokens_max = view.prompt_tokens + view.output_tokens_max
+    return blocks_for(max(view.tokens, min(view.tokens + growth, tokens_max)), block_tokens)
+
+
+def pair_problem(source: InstanceView, target: InstanceView) -> Problem | None:
+    """Why KV can never pass from `source` to `target` as they are now."""
+    name = target.owner.instance
+    if source.owner.instance == name:
+        return "same_instance", f"the request is on {name} already"
+    if target.health != "up":
+        return "target_down", f"{name} is {target.health}"
+    if target.is_draining:
+        return "target_draining", f"{name} is draining"
+    if source.fingerprint != target.fingerprint:
+        fields = ", ".join(source.fingerprint.differences(target.fingerprint))
+        return "different_fingerprint", f"{source.owner.instance} and {name} differ in {fields}"
+    return None
+
+
+class _Account:
+    """Moves of one instance that have no outcome yet."""
+
+    __slots__ = ("blocks_in", "blocks_out", "moves", "requests_in", "requests_out")
+
+    def __init__(self) -> None:
+        self.moves = 0
+        self.blocks_in = 0
+        self.requests_in = 0
+        self.blocks_out = 0
+        self.requests_out = 0
+
+
+_NOTHING: Final = _Account()
+
+
+class Room:
+    """The accounts of one tick. `down` names instances judged suspect or lost in this very tick."""
+
+    def __init__(self, state: State, now_ms: int, down: frozenset[str] = frozenset()) -> None:
+        self._state = state
+        self._now_ms = now_ms
+        self._down = down
+        self._accounts: dict[str, _Account] = {}
+        self._moving: dict[str, None] = {}
+        self.moves_left = state.policies.moves_per_tick_max
+        for move in state.migrations.values():
+            if move.is_open:
+                self._count(move.request, move.source.instance, move.target.instance, move.blocks_needed)
+
+    def take(self, view: RequestView, target: str, blocks: int) -> None:
+        """Count a move that has been ordered."""
+        self.moves_left -= 1
+        self._count(view.request, view.owner.instance, target, blocks)
+
+    def blocks_left(self, view: InstanceView) -> int:
+        """Blocks that a move may still take: what is promised but not yet reserved is gone."""
+        account = self._accounts.get(view.owner.instance, _NOTHING)
+        return blocks_unclaimed(view) - max(0, account.blocks_in - view.load.blocks_reserved)
+
+    def slots_left(self, view: InstanceView) -> int:
+        """Requests that may still come."""
+        account = self._accounts.get(view.owner.instance, _NOTHING)
+        return view.slots_max - view.load.running - view.load.waiting - account.requests_in
+
+    def blocks_after(self, view: InstanceView) -> int:
+        """Unclaimed blocks once every move without an outcome has ended well."""
+        return self.blocks_left(view) + self._accounts.get(view.owner.instance, _NOTHING).blocks_out
+
+    def batch_after(self, view: InstanceView) -> int:
+        """Running batch once every move without an outcome has ended well."""
+        account = self._accounts.get(view.owner.instance, _NOTHING)
+        running = view.load.running - account.requests_out + account.requests_in
+        return batch_size(max(0, running), view.load.waiting)
+
+    def freeness(self, view: InstanceView) -> float:
+        """Freeness once every move without an outcome has ended well; draining aside."""
+        return freeness_of(self.blocks_after(view), self.batch_after(view))
+
+    def is_up(self, view: InstanceView) -> bool:
+        """Is it healthy, this tick's verdicts included."""
+        return view.health == "up" and view.owner.instance not in self._down
+
+    def is_moving(self, view: RequestView) -> bool:
+        """Does it have a move without an outcome."""
+        return view.migration is not None or view.request in self._moving
+
+    def is_idle(self, instance: str) -> bool:
+        """Does it take part in no move without an outcome."""
+        return instance not in self._accounts
+
+    def is_at_limit(self, instance: str) -> bool:
+        """Does it take part in as many moves as it may."""
+        moves = self._accounts.get(instance, _NOTHING).moves
+        return moves >= self._state.policies.moves_per_instance_max
+
+    def may_leave(self, view: RequestView) -> bool:
+        """May a policy move this request now: movable, not moving, and rested since its last move."""
+        rested = view.moves == 0 or self._now_ms - view.moved_at_ms >= self._state.policies.cooldown_ms
+        return rested and view.is_movable and not self.is_moving(view)
+
+    def may_pair(self, source: InstanceView, target: InstanceView) -> bool:
+        """May a policy move anything from `source` to `target` now."""
+        return (
+            self.is_up(target)
+            and not self.is_at_limit(target.owner.instance)
+            and not self._is_excluded(source, target.owner.instance)
+            and pair_problem(source, target) is None
+        )
+
+    def is_return(self, view: RequestView, target: str) -> bool:
+        """Would the move send it back where it just came from."""
+        pause = PING_PONG_COOLDOWNS * self._state.policies.cooldown_ms
+        return view.moved_from == target and self._now_ms - view.moved_at_ms < pause
+
+    def fits(self, target: InstanceView, blocks: int) -> bool:
+        """Has the target blocks and a slot for one more."""
+        return self.blocks_left(target) >= blocks and self.slots_left(target) >= 1
+
+    def _is_excluded(self, source: InstanceView, target: str) -> bool:
+        return any(name == target and until > self._now_ms for name, until in source.pair_failures)
+
+    def _count(self, request: str, source: str, target: str, blocks: int) -> None:
+        view = self._state.requests.get(request)
+        leaving = self._accounts.setdefault(source, _Account())
+        leaving.moves += 1
+        leaving.requests_out += 1
+        leaving.blocks_out += 0 if view is None else view.blocks
+        coming = self._accounts.setdefault(target, _Account())
+        coming.moves += 1
+        coming.requests_in += 1
+        coming.blocks_in += blocks
+        self._moving[request] = None

@@ -1,0 +1,38 @@
+"""Choosing where one request may go, for every policy that only knows what must leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from midstream.control.policies.freeness_math import freeness_of
+from midstream.control.policies.room import Room, blocks_needed
+from midstream.control.state import InstanceView, RequestView, State
+
+FITTING_MAX: Final = 8
+"""Targets with room that are compared, taken in order of their freeness."""
+
+
+def ranked(state: State, room: Room, source: InstanceView) -> list[InstanceView]:
+    """Instances that may take something from `source`, freest first."""
+    fit = [view for view in state.instances.values() if room.may_pair(source, view)]
+    return sorted(fit, key=lambda view: (-room.freeness(view), view.owner.instance))
+
+
+def best(
+    room: Room, view: RequestView, targets: Sequence[InstanceView], *, may_return: bool
+) -> tuple[tuple[str, float], ...]:
+    """The targets with room for the request and their freeness with it there, best first; empty if none has."""
+    fitting: list[tuple[float, str]] = []
+    for target in targets:
+        name = target.owner.instance
+        blocks = blocks_needed(view, target.fingerprint.block_tokens)
+        if room.is_at_limit(name) or not room.fits(target, blocks):
+            continue
+        if not may_return and room.is_return(view, name):
+            continue
+        after = freeness_of(room.blocks_after(target) - blocks, room.batch_after(target) + 1)
+        fitting.append((-after, name))
+        if len(fitting) == FITTING_MAX:
+            break
+    return tuple((name, -score) for score, name in sorted(fitting))
