@@ -24,7 +24,7 @@ BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
 
 # click's error classes have no public name in typer: this is the base of all that a command line can do wrong.
-CommandLineError: Final = typer.BadParameter.__mro__[2]
+CommandLineError: Final[type[Exception]] = typer.BadParameter.__mro__[2]
 
 EXAMPLES = """Moves running LLM requests between instances, mid-stream, with every decision a fact in a log.
 
@@ -42,7 +42,7 @@ Examples:
 """
 
 app = typer.Typer(
-    name="midstream", help=EXAMPLES, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    name="midstream", help=EXAMPLES, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
 )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from midstream.api.cli.context import globals_of
-from midstream.api.cli.output import Column, Output, OutputOption, column, line, say, show_item, show_items
+from midstream.api.cli.output import Output, OutputOption, column, line, say, show_item, show_items
 from midstream.control.errors import MidstreamError
 
 if TYPE_CHECKING:
@@ -248,13 +247,3 @@ def _moves(client: AdminClient, migration: str | None) -> Iterator[dict[str, Any
     for _, entry in client.stream("/events/stream", migration=migration):
         if "migration" in entry["event"]:
             yield entry
-
-
-def columns_of(items: list[dict[str, Any]]) -> list[Column]:
-    """Columns for items whose shape is their own."""
-    return [column(name) for name in (items[0] if items else {})]
-
-
-def compact(value: object) -> str:
-    """JSON on one line."""
-    return json.dumps(value, separators=(",", ":"))

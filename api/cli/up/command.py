@@ -40,9 +40,7 @@ def up(
     from midstream.api.cli.up.cluster import ClusterPlan, local_cluster
     from midstream.api.cli.up.until import until_signal
 
-    settings = globals_of(context).settings(
-        gateway_port=gateway_port, admin_port=admin_port, sim_time_scale=time_scale
-    )
+    settings = globals_of(context).settings(gateway_port=gateway_port, admin_port=admin_port, sim_time_scale=time_scale)
     plan = ClusterPlan(sizes=parse_sizes(sizes) or (settings.sim_blocks,) * instances, controllers=controllers)
     cluster = local_cluster(settings, plan, say)
     raise typer.Exit(asyncio.run(until_signal(cluster, lambda running: _announce(running, output))))
@@ -74,6 +72,4 @@ def _rows(state: UpState) -> list[dict[str, object]]:
         {"what": "admin API", "where": f"{state.admin}/api/v1"},
         {"what": "archive", "where": state.database_url},
     ]
-    return rows + [
-        {"what": process.name, "where": process.address, "pid": process.pid} for process in state.processes
-    ]
+    return rows + [{"what": process.name, "where": process.address, "pid": process.pid} for process in state.processes]

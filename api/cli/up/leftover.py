@@ -17,7 +17,9 @@ def end_leftover_valkey(data_dir: Path) -> None:
     if state is None:
         return
     pids = [process.pid for process in state.processes if process.kind == "valkey"]
-    client = redis.Redis.from_url(state.redis_url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=None)
+    client = redis.Redis.from_url(
+        state.redis_url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=None
+    )
     with client:
         try:
             is_ours = client.info("server")["process_id"] in pids

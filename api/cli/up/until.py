@@ -13,9 +13,7 @@ from midstream.api.cli.output import say
 from midstream.api.cli.up.cluster import LocalCluster
 
 
-async def until_signal(
-    opened: AbstractAsyncContextManager[LocalCluster], ready: Callable[[LocalCluster], None]
-) -> int:
+async def until_signal(opened: AbstractAsyncContextManager[LocalCluster], ready: Callable[[LocalCluster], None]) -> int:
     """Enter, call `ready`, leave on SIGINT or SIGTERM; return the exit code."""
     task = asyncio.current_task()
     assert task is not None
