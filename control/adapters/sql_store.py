@@ -125,6 +125,13 @@ class ArchiveStore:
             yield from page
             after = page[-1].position
 
+    def length(self, upto: Position) -> int:
+        """How many entries `iterate` gives up to a position."""
+        tables = facts, repeats, dead_letters
+        with transaction(self.engine) as connection:
+            counts = [connection.execute(select(func.count()).where(is_upto(t, upto))).scalar_one() for t in tables]
+        return sum(counts)
+
     def holes(self) -> list[Hole]:
         """See `Archive.holes`."""
         key = facts.c.source, facts.c.incarnation
