@@ -1,0 +1,186 @@
+"""The processes of a simulated cluster: each is started, crashed without a word, and started again as a newcomer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from midstream.api.gateway.gateway import Gateway
+from midstream.api.gateway.settings import GatewaySettings
+from midstream.control.adapters.memory_archive import MemoryArchive
+from midstream.control.adapters.memory_log import MemoryLog, MemoryLogStore
+from midstream.control.archive import Archiver
+from midstream.control.follower import Follower
+from midstream.control.ports import Clock
+from midstream.control.publisher import Publisher
+from midstream.control.service import Controller
+from midstream.instance.engines.sim.config import SimConfig
+from midstream.instance.engines.sim.engine import SimEngine
+from midstream.instance.llumlet import Llumlet
+from midstream.instance.settings import LlumletSettings
+from midstream.migration.transfers.memory import MemoryTransfer
+from midstream.migration.wires.memory import MemoryNetwork, MemoryWire
+
+LLUMLET = LlumletSettings(checksum=True)
+GATEWAY = GatewaySettings()
+
+
+class World:
+    """What all nodes share: the network with its faults, the log's server, the archive's disk, time."""
+
+    def __init__(self, network: MemoryNetwork, store: MemoryLogStore, clock: Clock, rng: random.Random) -> None:
+        self.network = network
+        self.store = store
+        self.archive = MemoryArchive()
+        self.clock = clock
+        self.rng = rng
+
+    def log(self, node: str) -> MemoryLog:
+        """A node's own handle on the log, with its share of lost replies."""
+
+        def fault(method: str) -> Literal["", "before", "after"]:
+            lost = self.network.faults.lost_reply(node, self.network.now_ms())
+            if not lost or self.rng.random() >= lost:
+                return ""
+            return self.rng.choice(("before", "after", "after"))
+
+        return MemoryLog(self.store, opened_by=node, fault=fault)
+
+
+class SimNode:
+    """One process. Subclasses build their parts in `_begin` from nothing: that is what a crash leaves."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.incarnation = 0
+        self.is_up = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Start a new incarnation."""
+        self.incarnation = max(self.incarnation + 1, self.world.clock.now_ms())
+        self.log = self.world.log(self.name)
+        self.publisher = Publisher(
+            self.log, self.name, self.incarnation, self.world.clock, rng=random.Random(f"{self.name} retries")
+        )
+        await self._begin()
+        self._run("publisher", self.publisher.run)
+        self.is_up = True
+
+    async def crash(self) -> None:
+        """Die without a word: all tasks end, all memory is gone."""
+        self.is_up = False
+        self.world.network.crash(self.name)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        await self._lose()
+
+    async def _begin(self) -> None:
+        """Build and start the node's parts."""
+
+    async def _lose(self) -> None:
+        """End what does not run in the node's own tasks."""
+
+    def _run(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        async def work() -> None:
+            await run()
+
+        self._tasks.append(asyncio.get_running_loop().create_task(work(), name=f"{self.name} {name}"))
+
+    def _wire(self) -> MemoryWire:
+        return MemoryWire(self.world.network, self.name, self.incarnation)
+
+
+class LlumletNode(SimNode):
+    """One instance: engine, transfer and llumlet."""
+
+    def __init__(self, world: World, instance: str, config: SimConfig) -> None:
+        super().__init__(world, f"llumlet/{instance}")
+        self.instance = instance
+        self._config = config
+
+    async def _begin(self) -> None:
+        self.engine = SimEngine(self._config, {"memory": MemoryTransfer(self.world.network, self.name)})
+        self.llumlet = Llumlet(
+            instance=self.instance,
+            engine=self.engine,
+            wire=self._wire(),
+            log=self.log,
+            recorder=self.publisher,
+            clock=self.world.clock,
+            settings=LLUMLET,
+        )
+        await self.llumlet.start()
+
+    async def _lose(self) -> None:
+        await self.llumlet.tasks.stop()
+        self.engine.crash()
+        await self.engine.stop()
+
+
+class GatewayNode(SimNode):
+    """One gateway with its own fold of the log."""
+
+    def __init__(self, world: World, gateway: str) -> None:
+        super().__init__(world, f"gateway/{gateway}")
+        self.gateway_name = gateway
+
+    async def _begin(self) -> None:
+        self.follower = Follower(self.log)
+        self.gateway = Gateway(
+            name=self.gateway_name,
+            wire=self._wire(),
+            follower=self.follower,
+            recorder=self.publisher,
+            clock=self.world.clock,
+            settings=GATEWAY,
+            models=("sim",),
+        )
+        await self.gateway.start()
+        self._run("follower", self.follower.run)
+
+    async def _lose(self) -> None:
+        await self.gateway.tasks.stop()
+
+
+class ControllerNode(SimNode):
+    """One controller replica."""
+
+    def __init__(self, world: World, controller: str) -> None:
+        super().__init__(world, f"controller/{controller}")
+        self._seeds = random.Random(self.name)
+
+    async def _begin(self) -> None:
+        self.follower = Follower(self.log)
+        self.controller = Controller(
+            self.log,
+            self.follower,
+            self.world.clock,
+            self.name,
+            seed_source=lambda: self._seeds.getrandbits(32),
+        )
+        self._run("follower", self.follower.run)
+        self._run("controller", self.controller.run)
+
+
+class ArchiverNode(SimNode):
+    """The archiver; the archive itself survives its crashes."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, "archiver")
+
+    async def _begin(self) -> None:
+        self.archiver = Archiver(self.log, self.world.archive, self.world.clock, self.publisher)
+        self._run("archiver", self.archiver.run)
+
+
+class AdminNode(SimNode):
+    """Where operators' orders enter the log."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, "admin")

@@ -1,0 +1,105 @@
+"""What must hold after a simulated run, whatever happened in it. Each breach is one line that names its promise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from midstream.api.simulation.cluster import Cluster, Outcome
+from midstream.control.events import (
+    Entry,
+    MigrationCommitted,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    TaskFailed,
+)
+from midstream.control.ids import START
+from midstream.control.replay import verify
+from midstream.instance.engines.sim.reference import reference_output
+
+HISTORY_PAGE = 10_000
+
+
+async def breaches(cluster: Cluster) -> list[str]:
+    """Every broken promise of a run that has settled."""
+    entries = await history(cluster)
+    found = list(_clients(cluster))
+    found += _memory(cluster)
+    found += _log(cluster, entries)
+    found += [f"P19 hole: {hole}" for hole in await cluster.world.archive.holes()]
+    found += _replay(entries)
+    return found
+
+
+async def history(cluster: Cluster) -> list[Entry]:
+    """The whole archived log."""
+    entries: list[Entry] = []
+    after = START
+    while page := await cluster.world.archive.history(after, HISTORY_PAGE):
+        entries += page
+        after = page[-1].position
+    return entries
+
+
+def _clients(cluster: Cluster) -> Iterable[str]:
+    """P02, P03, P04, P06: every client got exactly the undisturbed run, or as much of it as it wanted."""
+    for outcome in cluster.outcomes:
+        spec = outcome.arrival.spec
+        expected, finish = reference_output(spec, cluster.scenario.engines["a"])
+        got = tuple(outcome.ids)
+        if got != expected[: len(got)]:
+            at = next(i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b) if expected else 0
+            yield f"P03 {spec.request}: token {at} of {len(got)} differs from the undisturbed run"
+        elif not (outcome.has_left or outcome.is_cut_off):
+            yield from _ending(outcome, len(expected), finish)
+
+
+def _ending(outcome: Outcome, tokens: int, finish: str) -> Iterable[str]:
+    name = outcome.arrival.spec.request
+    if outcome.error is not None:
+        yield f"P04 {name}: failed with {outcome.error}"
+    elif (len(outcome.ids), outcome.finish) != (tokens, finish):
+        yield f"P04 {name}: {len(outcome.ids)} tokens and {outcome.finish}, not {tokens} and {finish}"
+
+
+def _memory(cluster: Cluster) -> Iterable[str]:
+    """P07, P08: everything is free again, and was accounted for all the time."""
+    yield from (f"P07 {fault}" for fault in cluster.block_faults[:3])
+    for node in cluster.llumlets.values():
+        account = node.engine.account()
+        if account.free != account.total:
+            yield f"P07 {node.name}: {account} when all is quiet"
+        held = [seat.request for seat in node.llumlet.seats.values() if not seat.is_empty]
+        if held:
+            yield f"P08 {node.name}: still holds {', '.join(held)}"
+
+
+def _log(cluster: Cluster, entries: list[Entry]) -> Iterable[str]:
+    """P01, P04, P14, P18 as the log shows them."""
+    ends: Counter[str] = Counter()
+    flips: Counter[tuple[str, int]] = Counter()
+    for entry in entries:
+        match entry.fact.event:
+            case RequestFinished() | RequestCancelled() | RequestFailed() as event:
+                ends[event.request] += 1
+            case MigrationCommitted() as event:
+                flips[(event.request, event.epoch)] += 1
+            case TaskFailed() as event:
+                yield f"P14 {entry.fact.source}: task {event.task} failed: {event.error}"
+    yield from (f"P01 {key} flipped {count} times" for key, count in flips.items() if count > 1)
+    for outcome in cluster.outcomes:
+        count = ends[outcome.arrival.spec.request]
+        if count != 1 and not (outcome.is_cut_off and count == 0):
+            yield f"P04 {outcome.arrival.spec.request}: {count} terminal facts"
+    state = cluster.gateways["g1"].follower.state
+    open_moves = [move.migration for move in state.migrations.values() if move.is_open]
+    if open_moves:
+        yield f"P10 moves without an outcome: {', '.join(open_moves)}"
+
+
+def _replay(entries: list[Entry]) -> Iterable[str]:
+    """P17: the archived log alone leads to the same decisions."""
+    report = verify(entries)
+    if report.first_difference is not None:
+        yield f"P17 replay differs: {report.first_difference}"
