@@ -1,0 +1,1 @@
+"""Constants fitted from measurements; see README.md beside this file."""

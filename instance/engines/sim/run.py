@@ -1,0 +1,137 @@
+"""What one engine knows of one request: a run, or a reservation for one that is to arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+
+from midstream.instance.engines.base import SlotProgress
+from midstream.instance.engines.sim.kv import Rows
+from midstream.instance.engines.sim.model import block_keys
+from midstream.instance.engines.sim.sampler import Chooser
+from midstream.migration.protocol.messages import RequestSpec, RunState
+
+WAITING = "waiting"
+RUNNING = "running"
+
+Rank = tuple[int, int, int]
+
+
+class Run:
+    """One run: tokens, how many of them have KV, and the blocks that hold it. Changed by the core alone."""
+
+    __slots__ = (
+        "chooser",
+        "computed",
+        "generations",
+        "in_flight",
+        "is_frozen",
+        "keys",
+        "logprobs",
+        "pins",
+        "preemptions",
+        "prompt_tokens",
+        "rank",
+        "rows",
+        "slot",
+        "spec",
+        "status",
+        "table",
+        "tokens",
+    )
+
+    def __init__(self, slot: str, spec: RequestSpec, outputs: tuple[int, ...], order: int) -> None:
+        self.slot = slot
+        self.spec = spec
+        self.tokens = [*spec.prompt, *outputs]
+        self.prompt_tokens = len(spec.prompt)
+        self.rank: Rank = (spec.priority, spec.arrival_ms, order)
+        """Lower goes first: priority, then arrival, then the order in which this engine met them."""
+        self.chooser = Chooser(spec, outputs)
+        self.logprobs: list[bytes] = [b""] * len(outputs) if spec.sampling.logprobs is not None else []
+        self.status = WAITING
+        self.is_frozen = False
+        self.computed = 0
+        self.in_flight = 0
+        """Tokens that the step in progress computes."""
+        self.pins = 0
+        """Copies that read its blocks."""
+        self.preemptions = 0
+        self.keys: list[bytes] = []
+        self.table: list[int] = []
+        self.generations: list[int] = []
+        self.rows: Rows = np.empty(0, dtype=np.intp)
+
+    @property
+    def outputs(self) -> int:
+        """Output tokens so far."""
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Its next step makes a token from one new position."""
+        return 0 < self.computed == len(self.tokens) - 1
+
+    @property
+    def phase(self) -> str:
+        """`waiting prefill decode frozen`."""
+        if self.is_frozen:
+            return "frozen"
+        if self.status == WAITING:
+            return "waiting"
+        return "decode" if self.is_decoding else "prefill"
+
+    def content_keys(self, count: int, block_tokens: int) -> Iterator[bytes]:
+        """Keys of its first `count` full blocks."""
+        block_keys(self.tokens, self.keys, count, block_tokens)
+        return islice(self.keys, count)
+
+    def give(self, blocks: list[int], generations: list[int]) -> None:
+        """Add blocks to its table, each with the life in which it was given."""
+        self.table += blocks
+        self.generations += generations
+        self.rows = np.array(self.table, dtype=np.intp)
+
+    def strip(self) -> list[int]:
+        """Take all blocks from it."""
+        blocks, self.table, self.generations = self.table, [], []
+        self.rows = np.empty(0, dtype=np.intp)
+        self.computed = 0
+        return blocks
+
+    def progress(self) -> SlotProgress:
+        """How far it has come."""
+        return SlotProgress(
+            slot=self.slot,
+            phase=self.phase,
+            tokens=len(self.tokens),
+            outputs=self.outputs,
+            computed=self.computed,
+            blocks=len(self.table),
+            preemptions=self.preemptions,
+        )
+
+    def state(self, block_tokens: int) -> RunState:
+        """All of it besides KV; the seeded sampler counts outputs and so has no state of its own."""
+        return RunState(
+            spec=self.spec,
+            outputs=tuple(self.tokens[self.prompt_tokens :]),
+            computed=self.computed,
+            blocks=-(-self.computed // block_tokens),
+            logprobs=tuple(self.logprobs),
+            preemptions=self.preemptions,
+        )
+
+
+class Reservation:
+    """Blocks and a run slot held for an arriving run. Blocks before `cached` already have their content."""
+
+    __slots__ = ("blocks", "cached", "generations", "slot")
+
+    def __init__(self, slot: str, blocks: list[int], cached: int, generations: list[int]) -> None:
+        self.slot = slot
+        self.blocks = blocks
+        self.cached = cached
+        self.generations = generations

@@ -1,0 +1,134 @@
+"""Which runs take part in the next step: continuous batching with chunked prefill and preemption.
+
+Decoding runs come first, then unfinished prefills, then waiting runs in rank order without overtaking. When blocks run
+out, the last in rank loses its blocks and recomputes later; a run never takes blocks from one before it in rank, so
+the first in rank always gets on and two runs cannot preempt each other in turn (no livelock).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from operator import attrgetter
+from typing import NamedTuple
+
+from midstream.instance.engines.sim.blocks import BlockPool
+from midstream.instance.engines.sim.config import SimConfig
+from midstream.instance.engines.sim.run import RUNNING, WAITING, Run
+
+_rank = attrgetter("rank")
+
+
+class Chunk(NamedTuple):
+    """Part of one step: compute the next `tokens` tokens of `run`."""
+
+    run: Run
+    tokens: int
+    is_decode: bool
+
+
+class Plan(NamedTuple):
+    """One step, and which runs lost their blocks for it."""
+
+    chunks: tuple[Chunk, ...]
+    preempted: tuple[Run, ...]
+
+
+class Scheduler:
+    """The waiting and the running; frozen runs are in neither list but keep their slot."""
+
+    def __init__(self, config: SimConfig, pool: BlockPool) -> None:
+        self._config = config
+        self._pool = pool
+        self.waiting: list[Run] = []
+        self.running: list[Run] = []
+        self.slots_held = 0
+        """Slots of reservations and of frozen runs."""
+
+    @property
+    def slots_free(self) -> int:
+        """Runs that may still be admitted."""
+        return self._config.slots_max - len(self.running) - self.slots_held
+
+    def enqueue(self, run: Run) -> None:
+        """Put a run without blocks into the waiting queue, in rank order."""
+        run.status = WAITING
+        insort(self.waiting, run, key=_rank)
+
+    def join(self, run: Run) -> None:
+        """Put a run into the batch, past the waiting queue."""
+        run.status = RUNNING
+        insort(self.running, run, key=_rank)
+
+    def leave(self, run: Run) -> None:
+        """Take a run out of its list."""
+        (self.running if run.status == RUNNING else self.waiting).remove(run)
+
+    def plan(self) -> Plan:
+        """Choose the next step and give its runs their blocks."""
+        chunks: dict[str, Chunk] = {}
+        preempted: list[Run] = []
+        budget = self._config.step_tokens_max
+        decoding = [run for run in self.running if run.is_decoding]
+        prefilling = [run for run in self.running if not run.is_decoding]
+        for run in decoding + prefilling:
+            tokens = min(len(run.tokens) - run.computed, budget)
+            if tokens and run.status == RUNNING and self._grow(run, tokens, chunks, preempted):
+                chunks[run.slot] = Chunk(run, tokens, run.is_decoding)
+                budget -= tokens
+        if not preempted:
+            self._admit(budget, chunks)
+        return Plan(tuple(chunks.values()), tuple(preempted))
+
+    def _admit(self, budget: int, chunks: dict[str, Chunk]) -> None:
+        while budget and self.waiting and self.slots_free > 0:
+            run = self.waiting[0]
+            if not self._place(run):
+                return
+            del self.waiting[0]
+            self.join(run)
+            tokens = min(len(run.tokens) - run.computed, budget)
+            chunks[run.slot] = Chunk(run, tokens, False)
+            budget -= tokens
+
+    def _place(self, run: Run) -> bool:
+        """Give a waiting run all the blocks its tokens need, known ones first; the last token is always computed."""
+        size, pool = self._config.block_tokens, self._pool
+        needed = self._config.blocks_for(len(run.tokens))
+        hits = pool.hits(run.content_keys((len(run.tokens) - 1) // size, size))
+        if pool.cost(needed, hits) > pool.free:
+            return False
+        pool.acquire(hits)
+        self._give(run, hits + self._must(needed - len(hits)))
+        run.computed = len(hits) * size
+        return True
+
+    def _grow(self, run: Run, tokens: int, chunks: dict[str, Chunk], preempted: list[Run]) -> bool:
+        """See that a run has blocks for its next `tokens` positions; False if it must sit this step out."""
+        missing = self._config.blocks_for(run.computed + tokens) - len(run.table)
+        if missing <= 0:
+            return True
+        while self._pool.free < missing:
+            victim = self.running[-1]
+            if victim is run:
+                return False
+            self._preempt(victim, chunks)
+            preempted.append(victim)
+            if victim.pins:
+                return False  # its blocks come back when the copy that reads them has stopped
+        self._give(run, self._must(missing))
+        return True
+
+    def _give(self, run: Run, blocks: list[int]) -> None:
+        run.give(blocks, [self._pool.generations[block] for block in blocks])
+
+    def _must(self, count: int) -> list[int]:
+        blocks = self._pool.allocate(count)
+        assert blocks is not None, "asked for more blocks than are free"
+        return blocks
+
+    def _preempt(self, run: Run, chunks: dict[str, Chunk]) -> None:
+        chunks.pop(run.slot, None)
+        self.leave(run)
+        self._pool.release(run.strip())
+        run.preemptions += 1
+        self.enqueue(run)
