@@ -39,7 +39,7 @@ bench: $(RUN_STAMP) ## Measure (BENCH=control, ARGS=--json)
 	@$(BIN)/midstream bench $(BENCH) $(ARGS)
 
 sim: $(DEV_STAMP) ## Simulate the whole cluster under faults (SEEDS=200)
-	@$(BIN)/python -m midstream.control.simulate --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m midstream.api.simulation --seeds $(SEEDS) $(ARGS)
 
 clean: ## Remove the virtual environment, caches and local cluster data
 	rm -rf $(VENV) .midstream .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist src/*.egg-info

@@ -58,13 +58,18 @@ async def _serve(kind: str, name: str, service: Service) -> int:
     with _signals(stop):
         opened = service()
         running = await _unless(stop, opened.__aenter__())
-        print(json.dumps({"ready": True, "service": kind, "name": name, "address": running.address}), flush=True)  # noqa: T201
+        announce(kind, name, running.address)
         failure = await _wait(stop, running)
         await opened.__aexit__(None, None, None)
     if failure is not None:
         logger.error("service failed", service=kind, name=name, reason=failure)
         return 1
     return 0
+
+
+def announce(kind: str, name: str, address: str | None) -> None:
+    """The one line on stdout that says that a process serves."""
+    print(json.dumps({"ready": True, "service": kind, "name": name, "address": address}), flush=True)  # noqa: T201
 
 
 @contextlib.contextmanager

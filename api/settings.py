@@ -52,7 +52,7 @@ class ClusterGroup(BaseModel):
     )
     api_keys: str = Field(
         "",
-        description="Keys of the admin API, comma-separated `name:scope+scope:sha256` (`midstream keys create`). "
+        description="Keys of the HTTP APIs, comma-separated `name:scope+scope:sha256` (`midstream keys create`). "
         "Empty: anonymous, allowed on loopback only.",
     )
 
@@ -107,19 +107,20 @@ class PolicyGroup(BaseModel):
 class TimerGroup(BaseModel):
     """Timers, in milliseconds. Their relations are checked at start."""
 
-    tick_ms: int = Field(100, ge=10, le=10_000, description="How often a controller decides.")
+    tick_ms: int = Field(250, ge=10, le=10_000, description="How often a controller decides.")
     load_report_min_ms: int = Field(100, ge=10, description="Shortest time between two load reports.")
     load_report_max_ms: int = Field(1_000, ge=100, description="Longest time between two load reports.")
     suspect_after_ms: int = Field(_POLICY.suspect_after_ms, ge=200, description="Silence that makes it suspect.")
     lost_after_ms: int = Field(_POLICY.lost_after_ms, ge=200, description="Silence that, witnessed, makes it lost.")
+    stop_drain_ms: int = Field(8_000, ge=0, description="A stopping llumlet lets its requests move away for so long.")
     command_ttl_ms: int = Field(_POLICY.decision_ttl_ms, ge=100, description="An older command is refused.")
 
 
 class LimitGroup(BaseModel):
-    """Limits of the gateway."""
+    """Limits of gateway and engine."""
 
     requests_max: int = Field(1_024, ge=1, le=100_000, description="Requests in flight; more get 429.")
-    prompt_tokens_max: int = Field(131_072, ge=1, description="Longest prompt, tokens.")
+    context_tokens_max: int = Field(32_768, ge=16, le=1 << 24, description="Longest prompt + output, tokens.")
     body_bytes_max: int = Field(8 << 20, ge=1024, description="Largest request body, bytes.")
 
 
@@ -162,8 +163,9 @@ class Settings(ClusterGroup, NetworkGroup, EngineGroup, PolicyGroup, TimerGroup,
         _require(self.tick_ms < self.command_ttl_ms, "tick_ms < command_ttl_ms")
         if self.advertise_host is None and is_wildcard(self.bind_host):
             raise ValueError("bind_host is a wildcard, so advertise_host must say how peers reach this process")
-        if not self.keys and not is_loopback(self.admin_host):
-            raise ValueError("admin_host is not loopback, so api_keys must name at least one key")
+        for name in ("gateway_host", "admin_host"):
+            if not self.keys and not is_loopback(getattr(self, name)):
+                raise ValueError(f"{name} is not loopback, so api_keys must name at least one key")
         return self
 
     @property
@@ -174,7 +176,12 @@ class Settings(ClusterGroup, NetworkGroup, EngineGroup, PolicyGroup, TimerGroup,
     @property
     def archive_url(self) -> str:
         """SQLAlchemy URL of the archive."""
-        return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'archive.sqlite3'}"
+        return self.database_url or f"sqlite:///{self.archive_path}"
+
+    @property
+    def archive_path(self) -> Path:
+        """The archive's file, where no database is set."""
+        return self.data_dir.absolute() / "archive.sqlite3"
 
     @property
     def policies(self) -> PolicySettings:

@@ -63,8 +63,10 @@ def _database() -> typer.Typer:
         """
         from midstream.api.bootstrap import upgrade_database
 
-        url = globals_of(context).settings().archive_url
-        say(f"the archive is at revision {upgrade_database(url)}")
+        settings = globals_of(context).settings()
+        if settings.database_url is None:
+            settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        say(f"the archive is at revision {upgrade_database(settings.archive_url)}")
 
     @group.command("status")
     def status(context: typer.Context, output: OutputOption = Output.table) -> None:

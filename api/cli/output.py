@@ -60,7 +60,7 @@ def show_item(item: Mapping[str, Any], output: Output) -> None:
         write(json.dumps(item, indent=2))
     else:
         pairs = ({"field": name, "value": value} for name, value in _flat(item))
-        _table(pairs, [column("field"), column("value")])
+        _table(pairs, [column("field"), column("value")], cell_chars_max=None)
 
 
 def line(item: Mapping[str, Any]) -> None:
@@ -86,7 +86,9 @@ def _flat(item: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, obje
             yield f"{prefix}{name}", value
 
 
-def _table(items: Iterable[Mapping[str, Any]], columns: Sequence[Column]) -> None:
+def _table(
+    items: Iterable[Mapping[str, Any]], columns: Sequence[Column], cell_chars_max: int | None = CELL_CHARS_MAX
+) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -95,7 +97,7 @@ def _table(items: Iterable[Mapping[str, Any]], columns: Sequence[Column]) -> Non
     for heading, _ in columns:
         table.add_column(heading, overflow="fold")
     for item in items:
-        table.add_row(*(_text(cell(item)) for _, cell in columns))
+        table.add_row(*(_text(cell(item))[:cell_chars_max] for _, cell in columns))
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else TABLE_WIDTH_PIPED)
     console.print(table)
 
@@ -107,5 +109,4 @@ def _text(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
+    return value if isinstance(value, str) else json.dumps(value)

@@ -138,6 +138,8 @@ def _verify_here(context: typer.Context, overrides: dict[str, Any]) -> dict[str,
 
     settings = globals_of(context).settings()
     running = read_state(settings.data_dir) if settings.database_url is None else None
+    if settings.database_url is None and running is None and not settings.archive_path.exists():
+        raise BadInput(f"no archive: neither MIDSTREAM_DATABASE_URL is set nor is there a {settings.archive_path}")
     store = ArchiveStore(running.database_url if running else settings.archive_url)
     try:
         report = verify(store.iterate(), overrides=overrides)

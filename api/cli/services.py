@@ -39,7 +39,14 @@ def archiver(context: typer.Context, name: Name = None, supervised: Supervised =
 
 def worker(context: typer.Context, name: Name = None, supervised: Supervised = False) -> None:
     """Run slow jobs (replays) that the admin API queued."""
-    _run("worker", globals_of(context).settings(name=name), supervised)
+    from midstream.api.bootstrap import name_of, run_jobs
+    from midstream.api.process import announce
+
+    settings = globals_of(context).settings(name=name)
+    settings.require_redis()
+    _prepare(settings, supervised)
+    announce("worker", name_of(settings), None)
+    run_jobs(settings)
 
 
 def llumlet(
@@ -75,10 +82,16 @@ def admin(
 
 
 def _run(kind: str, settings: Settings, supervised: bool) -> None:
-    from midstream.api.bootstrap import service_of
-    from midstream.api.process import configure_logging, die_with_parent, run_service
+    from midstream.api.bootstrap import name_of, service_of
+    from midstream.api.process import run_service
+
+    _prepare(settings, supervised)
+    raise typer.Exit(run_service(kind, name_of(settings), service_of(kind, settings)))
+
+
+def _prepare(settings: Settings, supervised: bool) -> None:
+    from midstream.api.process import configure_logging, die_with_parent
 
     if supervised:
         die_with_parent()
     configure_logging(settings.log_level, settings.log_format)
-    raise typer.Exit(run_service(kind, settings.name or kind, service_of(kind, settings)))

@@ -44,9 +44,9 @@ class LocalCluster:
         self._supervisor = Supervisor(say, self._publish)
         self._admin_key, key = create_key("up", ("admin",))
         self._data_dir = settings.data_dir.absolute()
-        keys = ",".join(filter(None, (settings.api_keys, key.line())))
+        self._admin_keys = ",".join(filter(None, (settings.api_keys, key.line())))
         self._settings = settings.model_copy(
-            update={"data_dir": self._data_dir, "api_keys": keys, "secret": SecretStr(ensure_secret(settings))}
+            update={"data_dir": self._data_dir, "secret": SecretStr(ensure_secret(settings))}
         )
         self._gateway: Part | None = None
         self._admin: Part | None = None
@@ -74,7 +74,9 @@ class LocalCluster:
         self._change(database_url=self._settings.archive_url)
         await asyncio.to_thread(_upgrade_database, self._settings.archive_url)
         self._gateway = self._listener("gateway", self._settings.gateway_host, self._settings.gateway_port)
-        self._admin = self._listener("admin", self._settings.admin_host, self._settings.admin_port)
+        self._admin = self._listener(
+            "admin", self._settings.admin_host, self._settings.admin_port, api_keys=self._admin_keys
+        )
         llumlets = [self._llumlet(index, blocks) for index, blocks in enumerate(self._plan.sizes)]
         controllers = [self._service("controller", f"controller-{i}") for i in range(self._plan.controllers)]
         keepers = [self._service("archiver", "archiver"), self._service("worker", "worker"), *controllers]
@@ -107,9 +109,11 @@ class LocalCluster:
     def _llumlet(self, index: int, blocks: int) -> ServiceProcess:
         return self._service("llumlet", f"i{index}", sim_blocks=blocks)
 
-    def _listener(self, kind: str, host: str, port: int) -> ServiceProcess:
+    def _listener(self, kind: str, host: str, port: int, **changes: object) -> ServiceProcess:
         """A face keeps its address over restarts, also when the first start took a free port."""
-        return self._process(kind, kind, lambda address: ["--host", host, "--port", str(_port(address, port))])
+        return self._process(
+            kind, kind, lambda address: ["--host", host, "--port", str(_port(address, port))], **changes
+        )
 
     def _process(
         self, kind: str, name: str, arguments: Callable[[str | None], list[str]], **changes: object

@@ -1,0 +1,160 @@
+"""One settings object, read once; what it does not know or cannot use refuses to start (P29)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from midstream.api.cli import reference
+from midstream.api.keys import create_key, hash_key, parse_keys
+from midstream.api.settings import GROUPS, Settings, child_environment, load_settings
+from midstream.control.errors import BadInput
+
+SECRET = "s" * 32
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.upper().startswith("MIDSTREAM_")]:
+        monkeypatch.delenv(name)
+
+
+def test_P29_defaults_are_usable() -> None:
+    settings = load_settings()
+    assert settings.gateway_host == "127.0.0.1"
+    assert settings.archive_url == f"sqlite:///{Path('.midstream').absolute()}/archive.sqlite3"
+    assert [choice.name for choice in settings.policies.moves] == ["drain", "balance"]
+
+
+def test_P29_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIDSTREAM_TICK_MS", "50")
+    monkeypatch.setenv("MIDSTREAM_POLICY_PARAMS", '{"balance": {"low": 20}}')
+    monkeypatch.setenv("MIDSTREAM_MOVE_POLICIES", "balance")
+    settings = load_settings()
+    assert settings.tick_ms == 50
+    assert settings.policies.moves[0].params == {"low": 20}
+    assert len(settings.policies.moves) == 1
+
+
+def test_P29_an_option_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIDSTREAM_GATEWAY_PORT", "9000")
+    assert load_settings(gateway_port=9001).gateway_port == 9001
+    assert load_settings(gateway_port=None).gateway_port == 9000
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("MIDSTREAM_GATWAY_PORT", "1", "did you mean MIDSTREAM_GATEWAY_PORT"),
+        ("MIDSTREAM_ZZZ", "1", "unknown setting MIDSTREAM_ZZZ"),
+        ("midstream_zzz", "1", "unknown setting midstream_zzz"),
+        ("MIDSTREAM_GATEWAY_PORT", "99999", "MIDSTREAM_GATEWAY_PORT"),
+        ("MIDSTREAM_GATEWAY_PORT", "http", "MIDSTREAM_GATEWAY_PORT"),
+        ("MIDSTREAM_POLICY_PARAMS", "{", "policy_params"),
+        ("MIDSTREAM_POLICY_PARAMS", "[1]", "MIDSTREAM_POLICY_PARAMS"),
+        ("MIDSTREAM_REDIS_URL", "localhost:6379", "MIDSTREAM_REDIS_URL"),
+        ("MIDSTREAM_DATABASE_URL", "mysql://x", "MIDSTREAM_DATABASE_URL"),
+        ("MIDSTREAM_LOG_LEVEL", "loud", "MIDSTREAM_LOG_LEVEL"),
+        ("MIDSTREAM_ENGINE", "abacus", "MIDSTREAM_ENGINE"),
+        ("MIDSTREAM_NAME", "a/b", "MIDSTREAM_NAME"),
+        ("MIDSTREAM_API_KEYS", "bob:read", "name:scope+scope:sha256"),
+        ("MIDSTREAM_API_KEYS", f"bob:rule:{'0' * 64}", "unknown scope 'rule'"),
+    ],
+)
+def test_P29_a_bad_or_unknown_setting_refuses_to_start(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(BadInput) as refusal:
+        load_settings()
+    assert told in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"suspect_after_ms": 1_500},
+        {"suspect_after_ms": 7_000},
+        {"load_report_min_ms": 2_000},
+        {"tick_ms": 6_000, "command_ttl_ms": 5_000},
+    ],
+)
+def test_P29_timers_must_fit_together(changes: dict[str, int]) -> None:
+    with pytest.raises(BadInput, match="must hold|less than"):
+        load_settings(**changes)
+
+
+def test_P30_a_wildcard_needs_an_advertised_host() -> None:
+    with pytest.raises(BadInput, match="advertise_host"):
+        load_settings(bind_host="0.0.0.0")
+    assert load_settings(bind_host="0.0.0.0", advertise_host="i0.internal").advertise_host == "i0.internal"
+
+
+def test_anonymous_admin_only_on_loopback() -> None:
+    with pytest.raises(BadInput, match="api_keys"):
+        load_settings(admin_host="0.0.0.0")
+    _, key = create_key("ops", ("admin",))
+    assert load_settings(admin_host="0.0.0.0", api_keys=key.line()).keys == (key,)
+
+
+def test_a_short_secret_is_refused_and_never_shown() -> None:
+    with pytest.raises(BadInput) as refusal:
+        load_settings(secret="hunter2")
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_secret_comes_from_the_setting_or_the_file(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="MIDSTREAM_SECRET"):
+        load_settings(data_dir=tmp_path).data_secret()
+    (tmp_path / "secret").write_text(SECRET + "\n")
+    assert load_settings(data_dir=tmp_path).data_secret() == SECRET.encode()
+    assert load_settings(data_dir=tmp_path, secret="t" * 32).data_secret() == b"t" * 32
+
+
+def test_a_child_gets_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = load_settings(secret=SECRET, policy_params={"balance": {"low": 3}}, gateway_port=0, tick_ms=50)
+    environment = child_environment(parent, name="i7", sim_blocks=99)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    child = load_settings()
+    assert child.model_dump(exclude={"name", "sim_blocks"}) == parent.model_dump(exclude={"name", "sim_blocks"})
+    assert (child.name, child.sim_blocks) == ("i7", 99)
+
+
+def test_P29_every_setting_is_in_a_group_and_in_the_reference() -> None:
+    grouped = [name for group in GROUPS for name in group.model_fields]
+    assert sorted(grouped) == sorted(Settings.model_fields)
+    page = reference.markdown()
+    for name, field in Settings.model_fields.items():
+        assert f"`MIDSTREAM_{name.upper()}`" in page
+        assert field.description
+
+
+def test_effective_settings_mask_secrets() -> None:
+    rows = reference.effective(load_settings(secret=SECRET, admin_key="ms-very-secret"))
+    shown = {row["setting"]: row["value"] for row in rows}
+    assert shown["MIDSTREAM_SECRET"] == shown["MIDSTREAM_ADMIN_KEY"] == reference.MASK
+
+
+def test_keys_keep_only_the_hash() -> None:
+    text, key = create_key("ops", ("read", "migrate"))
+    assert parse_keys(f"{key.line()}, ") == (key,)
+    assert key.sha256 == hash_key(text)
+    assert text not in key.line()
+
+
+@pytest.mark.parametrize("bad", ["a b:read:" + "0" * 64, "a:read:xyz", "a::" + "0" * 64, ":read:" + "0" * 64, "a"])
+def test_bad_key_lines_are_refused(bad: str) -> None:
+    with pytest.raises(BadInput):
+        parse_keys(bad)
+
+
+def test_P28_keys_are_bounded_and_names_unique() -> None:
+    lines = [f"k{index}:read:{index:064x}" for index in range(101)]
+    with pytest.raises(BadInput, match="more than 100"):
+        parse_keys(",".join(lines))
+    with pytest.raises(BadInput, match="same name"):
+        parse_keys(",".join([lines[0], lines[0]]))
