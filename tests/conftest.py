@@ -10,6 +10,8 @@ import pytest
 
 from midstream.control.adapters.local_valkey import LocalValkey
 
+pytest_plugins = ["tests.databases"]
+
 
 @pytest.fixture(scope="session")
 def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalValkey]:
