@@ -26,19 +26,19 @@ class Copies:
     def __init__(self, core: EngineCore, transfers: Mapping[str, Transfer]) -> None:
         self._core = core
         self._transfers = transfers
-        self._sends: dict[Run, dict[Send, None]] = {}
+        self._sends: dict[Send, Pinned] = {}
         self._channels: dict[Run, tuple[Route, Channel]] = {}
         self._closing: dict[asyncio.Task[None], None] = {}
         self._fates: dict[Send, str] = {}
 
-    async def copy(self, run: Run, pinned: Pinned, route: Route, *, checksum: bool) -> CopyReport:
+    async def copy(self, pinned: Pinned, route: Route, *, checksum: bool) -> CopyReport:
         """Send the pinned blocks and unpin them, whatever happens. Raises `TransferFailed`, `Refused`."""
         if not pinned.blocks:
             self._core.unpin(pinned)
             return NOTHING
-        send = asyncio.get_running_loop().create_task(self._send(run, pinned, route, checksum))
-        self._sends.setdefault(run, {})[send] = None
-        send.add_done_callback(lambda done: self._end(run, pinned, done))
+        send = asyncio.get_running_loop().create_task(self._send(pinned, route, checksum))
+        self._sends[send] = pinned
+        send.add_done_callback(self._end)
         try:
             await asyncio.wait({send})
         except asyncio.CancelledError:
@@ -47,14 +47,16 @@ class Copies:
             raise
         finally:
             fate = self._fates.pop(send, None)
+            if send.done():
+                self._end(send)
         fate = fate or self._core.fate(pinned)
         if fate is not None:
-            raise Refused(fate, f"{run.slot} lost its blocks under the copy")
+            raise Refused(fate, f"{pinned.run.slot} lost its blocks under the copy")
         return send.result()
 
     def disturb(self, run: Run, fate: str) -> None:
         """Stop the run's copies; their callers get `Refused(fate)`. Its channel is closed."""
-        for send in self._sends.get(run, ()):
+        for send in self._sends_of(run):
             if not send.done():
                 self._fates[send] = fate
                 send.cancel()
@@ -62,26 +64,38 @@ class Copies:
 
     async def settle(self, run: Run) -> None:
         """Return when no copy reads the run's blocks any more."""
-        sends = self._sends.get(run)
-        if sends:
-            await asyncio.wait(list(sends))
+        while sends := self._sends_of(run):
+            await asyncio.wait(sends)
+            for send in sends:
+                self._end(send)
 
     async def stop(self) -> None:
         """Stop everything and wait for it."""
-        for run in list(self._sends):
-            self.disturb(run, "gone")
+        for pinned in list(self._sends.values()):
+            self.disturb(pinned.run, "gone")
         for run in list(self._channels):
             self._hang_up(run)
-        while pending := [send for sends in self._sends.values() for send in sends] + list(self._closing):
+        while pending := [*self._sends, *self._closing]:
             await asyncio.wait(pending)
 
-    async def _send(self, run: Run, pinned: Pinned, route: Route, checksum: bool) -> CopyReport:
+    def _sends_of(self, run: Run) -> list[Send]:
+        return [send for send, pinned in self._sends.items() if pinned.run is run]
+
+    def _end(self, send: Send) -> None:
+        """Unpin once the send is over; whoever gets there first does it."""
+        pinned = self._sends.pop(send, None)
+        if pinned is not None:
+            self._core.unpin(pinned)
+            if not send.cancelled():
+                send.exception()  # marks it as seen: the caller may be gone, and if not, asks the task itself
+
+    async def _send(self, pinned: Pinned, route: Route, checksum: bool) -> CopyReport:
         try:
-            channel = await self._channel(run, route)
+            channel = await self._channel(pinned.run, route)
             blocks = [(i, self._core.bytes_of(block)) for i, block in enumerate(pinned.blocks, pinned.first)]
             return await channel.send(blocks, checksum=checksum)
         except BaseException:
-            self._hang_up(run)
+            self._hang_up(pinned.run)
             raise
 
     async def _channel(self, run: Run, route: Route) -> Channel:
@@ -95,14 +109,6 @@ class Copies:
         channel = await transfer.open(route.address, route.handle)
         self._channels[run] = (route, channel)
         return channel
-
-    def _end(self, run: Run, pinned: Pinned, send: Send) -> None:
-        self._core.unpin(pinned)
-        del self._sends[run][send]
-        if not self._sends[run]:
-            del self._sends[run]
-        if not send.cancelled():
-            send.exception()  # the caller may be gone; whoever is there reads it from the task
 
     def _hang_up(self, run: Run) -> None:
         known = self._channels.pop(run, None)

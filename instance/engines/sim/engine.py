@@ -46,6 +46,8 @@ class SimEngine:
         self._wake = asyncio.Event()
         self._freezers: dict[Run, list[asyncio.Future[RunState]]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._last_words: asyncio.Task[None] | None = None
+        """Ends the copies that were in progress when it died."""
         self._failure: str | None = None
         self._died = asyncio.Event()
         self._step_ms = 0.0
@@ -106,6 +108,8 @@ class SimEngine:
             await asyncio.wait({self._task})
         for run in list(self._freezers):
             self._answer_freezers(run, EngineFailed("stopped"))
+        if self._last_words is not None:
+            await asyncio.wait({self._last_words})
         await self._copies.stop()
         await self._arrivals.stop()
 
@@ -134,6 +138,7 @@ class SimEngine:
             self._answer_freezers(run, EngineFailed(self._failure))
         self._arrivals.lose()
         self._outputs.clear()
+        self._last_words = asyncio.get_running_loop().create_task(self._copies.stop())
         self._begin_empty()
         self._died.set()
 
@@ -243,7 +248,7 @@ class SimEngine:
         core, run = self._core, self._run(slot)
         pinned = core.pin(run, first_block)
         try:
-            report = await self._copies.copy(run, pinned, route, checksum=checksum)
+            report = await self._copies.copy(pinned, route, checksum=checksum)
         finally:
             self._wake.set()
         next_block = first_block + len(pinned.blocks)
