@@ -1,27 +1,21 @@
 """The composition root: the only place that picks adapters and wires them together. Nothing else names a concrete one.
 
-Every `make_…` builds one part from the settings; every `open_…` is a whole process as an async context manager.
+Every `make_…` builds one part from the settings, connecting to nothing; `api.processes` puts parts together.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from midstream.api.process import Running, Service
 from midstream.api.settings import Settings
 from midstream.control.adapters.clock import SystemClock
 from midstream.control.adapters.redis_log import RedisLog
-from midstream.control.errors import ArchiveUnavailable, LogUnavailable, UnknownThing
-from midstream.control.events import PolicyConfigured
+from midstream.control.errors import ArchiveUnavailable
 from midstream.control.follower import Follower
 from midstream.control.ports import FactLog
 from midstream.control.publisher import Publisher
@@ -31,20 +25,17 @@ from midstream.control.supervise import Supervisor
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from midstream.api.admin.deps import Jobs
     from midstream.api.gateway.gateway import Gateway
     from midstream.control.adapters.sql import SqlArchive
+    from midstream.control.jobs import JobQueue
     from midstream.control.service import Controller
     from midstream.instance.engines.base import Engine
     from midstream.instance.llumlet import Llumlet
     from midstream.migration.wires.base import Wire
 
 CLOCK: Final = SystemClock()
-AWAY_S: Final = 20.0
-"""A process that starts waits so long for Redis and the archive before it gives up."""
-AWAY_POLL_S: Final = 0.2
 SEED_BITS: Final = 32
-FLUSH_S: Final = 3.0
-"""A process that stops gets so long to say its last facts."""
 
 logger = structlog.get_logger(__name__)
 
@@ -184,6 +175,30 @@ def make_openai_app(settings: Settings, voice: Voice, gateway: Gateway) -> FastA
     return create_openai_app(gateway, face, CLOCK)
 
 
+def make_admin_app(settings: Settings, voice: Voice, follower: Follower, archive: SqlArchive, jobs: Jobs) -> FastAPI:
+    """The admin API."""
+    from midstream.api.admin.app import create_admin
+    from midstream.api.admin.deps import AdminDeps, AdminSettings
+
+    return create_admin(
+        AdminDeps(
+            follower=follower,
+            archive=archive,
+            recorder=voice.recorder,
+            jobs=jobs,
+            clock=CLOCK,
+            settings=AdminSettings(host=settings.admin_host, keys=settings.keys),
+        )
+    )
+
+
+def make_job_queue(settings: Settings) -> JobQueue:
+    """Where slow jobs are put."""
+    from midstream.control.jobs import JobQueue
+
+    return JobQueue(settings.require_redis(), cluster=settings.cluster)
+
+
 def check_policies(policies: PolicySettings) -> None:
     """Raises `UnknownThing` or `BadInput` for a policy or a parameter that does not exist."""
     from midstream.control.policies import check
@@ -196,135 +211,3 @@ def upgrade_database(url: str) -> str:
     from midstream.migrations.schema import upgrade
 
     return upgrade(url)
-
-
-@contextlib.asynccontextmanager
-async def speaking(settings: Settings, kind: str) -> AsyncIterator[Voice]:
-    """A process that can say facts; on the way out it says its last ones.
-
-    Raises `BadInput` for a server that will not do, `LogUnavailable` when there is none for `AWAY_S`.
-    """
-    name = name_of(settings)
-    source, incarnation = f"{kind}/{name}", CLOCK.now_ms()
-    log = make_log(settings, source)
-    try:
-        await _until_there(log.check)
-        recorder = Publisher(log, source, incarnation, CLOCK)
-        tasks = Supervisor(recorder)
-        tasks.loop("publisher", recorder.run)
-        try:
-            yield Voice(name, incarnation, log, recorder, tasks)
-        finally:
-            await tasks.stop()
-            await recorder.flush(FLUSH_S)
-    finally:
-        await log.close()
-
-
-@contextlib.asynccontextmanager
-async def open_archiver(settings: Settings) -> AsyncIterator[Running]:
-    """The archiver process."""
-    from midstream.control.archive import Archiver
-
-    archive = make_archive(settings)
-    try:
-        async with speaking(settings, "archiver") as voice:
-            await _until_there(archive.position)
-            voice.tasks.loop("archiver", Archiver(voice.log, archive, CLOCK, voice.recorder).run)
-            yield Running()
-    finally:
-        await archive.close()
-
-
-@contextlib.asynccontextmanager
-async def open_controller(settings: Settings) -> AsyncIterator[Running]:
-    """The process of one controller replica. On a fresh log it says which policies the settings ask for."""
-    check_policies(settings.policies)
-    async with speaking(settings, "controller") as voice:
-        follower = make_follower(settings, voice.log)
-        voice.tasks.loop("follower", follower.run)
-        await follower.caught_up(AWAY_S)
-        state = follower.state
-        if state.control_seq == 0 and state.policies == PolicySettings() != settings.policies:
-            voice.recorder.record(PolicyConfigured(policies=settings.policies, actor="settings"))
-        voice.tasks.loop("controller", make_controller(settings, voice, follower).run)
-        yield Running()
-
-
-@contextlib.asynccontextmanager
-async def open_llumlet(settings: Settings) -> AsyncIterator[Running]:
-    """The process of one instance. Fails when its engine has died; stopped, it lets its requests move away first."""
-    async with speaking(settings, "llumlet") as voice:
-        llumlet = make_llumlet(settings, voice)
-        await llumlet.start()
-
-        async def failed() -> str:
-            return str(await asyncio.shield(llumlet.ended))
-
-        try:
-            yield Running(llumlet.wire.node.address, failed)
-        finally:
-            if not llumlet.ended.done():
-                await llumlet.drain(settings.stop_drain_ms / 1000)
-            await llumlet.stop()
-
-
-@contextlib.asynccontextmanager
-async def open_gateway(settings: Settings) -> AsyncIterator[Running]:
-    """The process of one gateway: data plane, core and HTTP face."""
-    from midstream.api.http_server import serve
-
-    async with speaking(settings, "gateway") as voice:
-        follower = make_follower(settings, voice.log)
-        gateway = make_gateway(settings, voice, follower)
-        await gateway.start()
-        voice.tasks.loop("follower", follower.run)
-        try:
-            await follower.caught_up(AWAY_S)
-            served = await serve(
-                make_openai_app(settings, voice, gateway), settings.gateway_host, settings.gateway_port
-            )
-            try:
-                yield Running(served.url)
-            finally:
-                await served.stop()
-        finally:
-            await gateway.stop()
-
-
-def run_jobs(settings: Settings) -> None:
-    """The worker process's life: jobs one after the other until a signal."""
-    from midstream.control.jobs import run_worker
-
-    run_worker(settings.require_redis(), cluster=settings.cluster, database_url=settings.archive_url, clock=CLOCK)
-
-
-OPENERS: Final[dict[str, Callable[[Settings], AbstractAsyncContextManager[Running]]]] = {
-    "archiver": open_archiver,
-    "controller": open_controller,
-    "gateway": open_gateway,
-    "llumlet": open_llumlet,
-}
-"""Every kind of asyncio process."""
-
-
-def service_of(kind: str, settings: Settings) -> Service:
-    """The service of one kind of process."""
-    if kind not in OPENERS:
-        raise UnknownThing(f"no process {kind}; there are {', '.join(OPENERS)}")
-    return lambda: OPENERS[kind](settings)
-
-
-async def _until_there(ask: Callable[[], Awaitable[object]]) -> None:
-    """Ask again until what is asked answers. Raises its last answer after `AWAY_S`."""
-    deadline = asyncio.get_running_loop().time() + AWAY_S
-    while True:
-        try:
-            await ask()
-        except (LogUnavailable, ArchiveUnavailable) as error:
-            if asyncio.get_running_loop().time() > deadline:
-                raise
-            logger.warning("waiting", error=str(error))
-            await asyncio.sleep(AWAY_POLL_S)
-        else:
-            return

@@ -39,8 +39,9 @@ def archiver(context: typer.Context, name: Name = None, supervised: Supervised =
 
 def worker(context: typer.Context, name: Name = None, supervised: Supervised = False) -> None:
     """Run slow jobs (replays) that the admin API queued."""
-    from midstream.api.bootstrap import name_of, run_jobs
+    from midstream.api.bootstrap import name_of
     from midstream.api.process import announce
+    from midstream.api.processes import run_jobs
 
     settings = globals_of(context).settings(name=name)
     settings.require_redis()
@@ -82,8 +83,9 @@ def admin(
 
 
 def _run(kind: str, settings: Settings, supervised: bool) -> None:
-    from midstream.api.bootstrap import name_of, service_of
+    from midstream.api.bootstrap import name_of
     from midstream.api.process import run_service
+    from midstream.api.processes import service_of
 
     _prepare(settings, supervised)
     raise typer.Exit(run_service(kind, name_of(settings), service_of(kind, settings)))

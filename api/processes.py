@@ -1,0 +1,185 @@
+"""Whole processes as async context managers: entered, they serve; left, they said their last facts and are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+import structlog
+
+from midstream.api import bootstrap
+from midstream.api.bootstrap import Voice
+from midstream.api.process import Running, Service
+from midstream.api.settings import Settings
+from midstream.control.errors import ArchiveUnavailable, LogUnavailable, UnknownThing
+from midstream.control.events import PolicyConfigured
+from midstream.control.publisher import Publisher
+from midstream.control.state import PolicySettings
+from midstream.control.supervise import Supervisor
+
+AWAY_S: Final = 20.0
+"""A process that starts waits so long for Redis and the archive before it gives up."""
+AWAY_POLL_S: Final = 0.2
+FLUSH_S: Final = 3.0
+"""A process that stops gets so long to say its last facts."""
+
+logger = structlog.get_logger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def speaking(settings: Settings, kind: str) -> AsyncIterator[Voice]:
+    """A process that can say facts; on the way out it says its last ones.
+
+    Raises `BadInput` for a server that will not do, `LogUnavailable` when there is none for `AWAY_S`.
+    """
+    name = bootstrap.name_of(settings)
+    source, incarnation = f"{kind}/{name}", bootstrap.CLOCK.now_ms()
+    log = bootstrap.make_log(settings, source)
+    try:
+        await _until_there(log.check)
+        recorder = Publisher(log, source, incarnation, bootstrap.CLOCK)
+        tasks = Supervisor(recorder)
+        tasks.loop("publisher", recorder.run)
+        try:
+            yield Voice(name, incarnation, log, recorder, tasks)
+        finally:
+            await tasks.stop()
+            await recorder.flush(FLUSH_S)
+    finally:
+        await log.close()
+
+
+@contextlib.asynccontextmanager
+async def open_archiver(settings: Settings) -> AsyncIterator[Running]:
+    """The archiver process."""
+    from midstream.control.archive import Archiver
+
+    archive = bootstrap.make_archive(settings)
+    try:
+        async with speaking(settings, "archiver") as voice:
+            await _until_there(archive.position)
+            voice.tasks.loop("archiver", Archiver(voice.log, archive, bootstrap.CLOCK, voice.recorder).run)
+            yield Running()
+    finally:
+        await archive.close()
+
+
+@contextlib.asynccontextmanager
+async def open_controller(settings: Settings) -> AsyncIterator[Running]:
+    """The process of one controller replica. On a fresh log it says which policies the settings ask for."""
+    bootstrap.check_policies(settings.policies)
+    async with speaking(settings, "controller") as voice:
+        follower = bootstrap.make_follower(settings, voice.log)
+        voice.tasks.loop("follower", follower.run)
+        await follower.caught_up(AWAY_S)
+        state = follower.state
+        if state.control_seq == 0 and state.policies == PolicySettings() != settings.policies:
+            voice.recorder.record(PolicyConfigured(policies=settings.policies, actor="settings"))
+        voice.tasks.loop("controller", bootstrap.make_controller(settings, voice, follower).run)
+        yield Running()
+
+
+@contextlib.asynccontextmanager
+async def open_llumlet(settings: Settings) -> AsyncIterator[Running]:
+    """The process of one instance. Fails when its engine has died; stopped, it lets its requests move away first."""
+    async with speaking(settings, "llumlet") as voice:
+        llumlet = bootstrap.make_llumlet(settings, voice)
+        await llumlet.start()
+
+        async def failed() -> str:
+            return str(await asyncio.shield(llumlet.ended))
+
+        try:
+            yield Running(llumlet.wire.node.address, failed)
+        finally:
+            if not llumlet.ended.done():
+                await llumlet.drain(settings.stop_drain_ms / 1000)
+            await llumlet.stop()
+
+
+@contextlib.asynccontextmanager
+async def open_gateway(settings: Settings) -> AsyncIterator[Running]:
+    """The process of one gateway: data plane, core and HTTP face."""
+    from midstream.api.http_server import serve
+
+    async with speaking(settings, "gateway") as voice:
+        follower = bootstrap.make_follower(settings, voice.log)
+        gateway = bootstrap.make_gateway(settings, voice, follower)
+        await gateway.start()
+        voice.tasks.loop("follower", follower.run)
+        try:
+            await follower.caught_up(AWAY_S)
+            served = await serve(
+                bootstrap.make_openai_app(settings, voice, gateway), settings.gateway_host, settings.gateway_port
+            )
+            try:
+                yield Running(served.url)
+            finally:
+                await served.stop()
+        finally:
+            await gateway.stop()
+
+
+@contextlib.asynccontextmanager
+async def open_admin(settings: Settings) -> AsyncIterator[Running]:
+    """The process of the admin API."""
+    from midstream.api.http_server import serve
+    from midstream.api.queued_jobs import QueuedJobs
+
+    async with speaking(settings, "admin") as voice, contextlib.AsyncExitStack() as stack:
+        archive = bootstrap.make_archive(settings)
+        stack.push_async_callback(archive.close)
+        queue = bootstrap.make_job_queue(settings)
+        stack.callback(queue.close)
+        follower = bootstrap.make_follower(settings, voice.log)
+        voice.tasks.loop("follower", follower.run)
+        await follower.caught_up(AWAY_S)
+        jobs = QueuedJobs(archive, queue, bootstrap.CLOCK)
+        app = bootstrap.make_admin_app(settings, voice, follower, archive, jobs)
+        served = await serve(app, settings.admin_host, settings.admin_port)
+        stack.push_async_callback(served.stop)
+        yield Running(served.url)
+
+
+def run_jobs(settings: Settings) -> None:
+    """The worker process's life: jobs one after the other until a signal."""
+    from midstream.control.jobs import run_worker
+
+    run_worker(
+        settings.require_redis(), cluster=settings.cluster, database_url=settings.archive_url, clock=bootstrap.CLOCK
+    )
+
+
+OPENERS: Final[dict[str, Callable[[Settings], AbstractAsyncContextManager[Running]]]] = {
+    "admin": open_admin,
+    "archiver": open_archiver,
+    "controller": open_controller,
+    "gateway": open_gateway,
+    "llumlet": open_llumlet,
+}
+"""Every kind of asyncio process."""
+
+
+def service_of(kind: str, settings: Settings) -> Service:
+    """The service of one kind of process."""
+    if kind not in OPENERS:
+        raise UnknownThing(f"no process {kind}; there are {', '.join(OPENERS)}")
+    return lambda: OPENERS[kind](settings)
+
+
+async def _until_there(ask: Callable[[], Awaitable[object]]) -> None:
+    """Ask again until what is asked answers. Raises its last answer after `AWAY_S`."""
+    deadline = asyncio.get_running_loop().time() + AWAY_S
+    while True:
+        try:
+            await ask()
+        except (LogUnavailable, ArchiveUnavailable) as error:
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+            logger.warning("waiting", error=str(error))
+            await asyncio.sleep(AWAY_POLL_S)
+        else:
+            return
