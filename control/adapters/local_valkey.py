@@ -35,7 +35,7 @@ class LocalValkey:
     """
 
     def __init__(self, directory: Path, *, port: int = 0) -> None:
-        self._directory = directory
+        self.directory = directory
         self._asked_port = port
         self._process: subprocess.Popen[bytes] | None = None
         self.port = port
@@ -62,7 +62,7 @@ class LocalValkey:
         """
         if self.is_running:
             return
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(parents=True, exist_ok=True)
         for _ in range(PORT_ATTEMPTS_MAX):
             self.port = self.port or _free_port()
             if self._launch():
@@ -83,7 +83,7 @@ class LocalValkey:
     def _launch(self) -> bool:
         if _is_taken(self.port):
             return False
-        log_path = self._directory / "valkey.log"
+        log_path = self.directory / "valkey.log"
         log_start = log_path.stat().st_size if log_path.exists() else 0
         with log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -99,7 +99,7 @@ class LocalValkey:
         options = {
             "port": str(self.port),
             "bind": HOST,
-            "dir": str(self._directory),
+            "dir": str(self.directory),
             "appendonly": "yes",
             "appendfsync": "everysec",
             "save": "",
