@@ -53,7 +53,14 @@ class Archiver:
     """
 
     def __init__(
-        self, log: FactLog, archive: Archive, clock: Clock, recorder: Recorder, *, retain_ms: int = RETAIN_MS
+        self,
+        log: FactLog,
+        archive: Archive,
+        clock: Clock,
+        recorder: Recorder,
+        *,
+        retain_ms: int = RETAIN_MS,
+        read_wait_ms: int = READ_WAIT_MS,
     ) -> None:
         self.stored = 0
         """Entries stored by this archiver."""
@@ -62,6 +69,7 @@ class Archiver:
         self._log = log
         self._archive = archive
         self._recorder = recorder
+        self._read_wait_ms = read_wait_ms
         self._retention = Retention(clock, retain_ms)
         self._cursor: Position | None = None
         self._last: Fact | None = None
@@ -98,7 +106,7 @@ class Archiver:
         """
         try:
             cursor = await self._ready()
-            entries = await self._log.read(cursor, count=BATCH_MAX, wait_ms=READ_WAIT_MS)
+            entries = await self._log.read(cursor, count=BATCH_MAX, wait_ms=self._read_wait_ms)
             if entries:
                 await self._keep(cursor, entries)
             await self._tidy()

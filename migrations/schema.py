@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -22,16 +23,12 @@ def upgrade(url: str, revision: str = "head") -> str:
 
     Raises `BadInput` for a bad URL and `ArchiveUnavailable` if the database is away.
     """
-    engine = make_engine(url)
-    try:
-        with transaction(engine, writes=True) as connection:
-            _lock(connection)
-            config = _config()
-            config.attributes["connection"] = connection
-            command.upgrade(config, revision)
-            return _revision(connection) or "base"
-    finally:
-        engine.dispose()
+    return _change(url, command.upgrade, revision)
+
+
+def downgrade(url: str, revision: str) -> str:
+    """Go back to an older revision (`base` drops every table, facts included). Raises as `upgrade`."""
+    return _change(url, command.downgrade, revision)
 
 
 def current(url: str) -> str | None:
@@ -49,6 +46,19 @@ def head() -> str:
     revision = ScriptDirectory.from_config(_config()).get_current_head()
     assert revision is not None
     return revision
+
+
+def _change(url: str, change: Callable[[Config, str], None], revision: str) -> str:
+    engine = make_engine(url)
+    try:
+        with transaction(engine, writes=True) as connection:
+            _lock(connection)
+            config = _config()
+            config.attributes["connection"] = connection
+            change(config, revision)
+            return _revision(connection) or "base"
+    finally:
+        engine.dispose()
 
 
 def _revision(connection: Connection) -> str | None:

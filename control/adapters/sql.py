@@ -36,7 +36,8 @@ class SqlArchive:
     def __init__(self, url: str) -> None:
         """Connects at the first call. Raises `BadInput` for a bad URL."""
         self._store = ArchiveStore(url)
-        self._operations = OperationStore(url)
+        self.operation_store = OperationStore(url)
+        """The same operations, for synchronous callers."""
         self._writer = Lane("archive-writer", 1)
         self._readers = Lane("archive-reader", READERS)
 
@@ -102,15 +103,15 @@ class SqlArchive:
 
     async def open_operation(self, id: str, kind: str, params: Mapping[str, Any], now_ms: int) -> Operation:
         """Accept a slow job; a known id gives the operation that has it."""
-        return await self._writer.call(lambda: self._operations.open(id, kind, params, now_ms))
+        return await self._writer.call(lambda: self.operation_store.open(id, kind, params, now_ms))
 
     async def operation(self, id: str) -> Operation:
         """Raises `UnknownThing`."""
-        return await self._readers.call(lambda: self._operations.get(id))
+        return await self._readers.call(lambda: self.operation_store.get(id))
 
     async def operations(self, count: int = 100, *, after: str | None = None) -> list[Operation]:
         """Slow jobs, newest first."""
-        return await self._readers.call(lambda: self._operations.list(count, after=after))
+        return await self._readers.call(lambda: self.operation_store.list(count, after=after))
 
     async def close(self) -> None:
         """See `Archive.close`."""
@@ -120,7 +121,7 @@ class SqlArchive:
         self._writer.close()
         self._readers.close()
         self._store.close()
-        self._operations.close()
+        self.operation_store.close()
 
 
 class Lane:

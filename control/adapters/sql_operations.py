@@ -55,10 +55,10 @@ class OperationStore:
     def get(self, id: str) -> Operation:
         """Raises `UnknownThing`."""
         with transaction(self.engine) as connection:
-            row = connection.execute(select(operations).where(operations.c.id == id)).mappings().first()
+            row = connection.execute(select(operations).where(operations.c.id == id)).first()
         if row is None:
             raise UnknownThing(f"no operation {id!r}")
-        return _operation(row)
+        return _operation(row._asdict())
 
     def list(self, count: int = 100, *, after: str | None = None) -> list[Operation]:
         """Newest first; `after` is the id of the last one of the page before. Raises `UnknownThing` for a bad one."""
@@ -69,7 +69,7 @@ class OperationStore:
             at = operations.c.created_at_ms
             query = query.where((at < last.created_at_ms) | ((at == last.created_at_ms) & (operations.c.id < last.id)))
         with transaction(self.engine) as connection:
-            return [_operation(row) for row in connection.execute(query).mappings()]
+            return [_operation(row._asdict()) for row in connection.execute(query)]
 
     def report(self, id: str, progress: float, now_ms: int) -> None:
         """It runs, and is so far."""
