@@ -299,7 +299,9 @@ async def test_R12_kill_and_restart_loses_nothing_acknowledged(own_valkey: Local
             own_valkey.start()
             kept = await patiently(lambda: log.read(START, count=10_000))
             assert kept[-1].position >= acknowledged
-        assert await publisher.flush(PATIENCE_S)
+            publisher.record(happened(recorded))
+            recorded += 1
+            assert await publisher.flush(PATIENCE_S)
         entries = await log.read(START, count=10_000)
         assert applied(entries) == ([happened(number) for number in range(recorded)], 0)
         assert {entry.position.generation for entry in entries} == {1, 2, 3, 4}
