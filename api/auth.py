@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Final
 
 import msgspec
-from fastapi import Depends, FastAPI
+from fastapi import Depends
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from midstream.api.keys import SCOPES, Key, hash_key
@@ -98,11 +99,11 @@ class Scoped:
         return keyring.authorize(credentials.credentials if credentials else None, self.scope)
 
 
-def check_guarded(app: FastAPI, open_paths: frozenset[str]) -> None:
+def check_guarded(routes: Iterable[BaseRoute], open_paths: frozenset[str] = frozenset()) -> None:
     """Default deny: raises `TypeError` if a route other than those named asks for no scope."""
-    for route in app.routes:
-        scopes = _scopes(route.dependant) if isinstance(route, APIRoute) else []
-        if getattr(route, "path", "") not in open_paths and not scopes:
+    for route in routes:
+        is_guarded = isinstance(route, APIRoute) and _scopes(route.dependant)
+        if not is_guarded and getattr(route, "path", "") not in open_paths:
             raise TypeError(f"route {route} asks for no scope")
 
 

@@ -154,7 +154,7 @@ def create_openai_app(
     _install_errors(app)
     app.add_middleware(HostGuard, hosts=keyring.hosts, refuse=error_response)
     _install_routes(app, face, closing_of(app))
-    check_guarded(app, frozenset({"/health"}))
+    check_guarded(app.routes, frozenset({"/health"}))
     return app
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import httpx
+
 from midstream.api.gateway.http import FaceSettings, create_openai_app
 from midstream.api.gateway.port import Chunk
 from midstream.api.gateway.text import Tokenizer

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 import openai
 import pytest
+
 from midstream.api.gateway.port import Chunk
 from midstream.api.gateway.text import encode_logprobs
 from midstream.api.keys import Key, hash_key
 from midstream.control.errors import Refused
-
 from tests.api.gateway.scripted import TOKENIZER, ScriptedGateway, plays, says, serving, words
 
 CHAT = [{"role": "user", "content": "Where is my tea?"}]
@@ -19,9 +19,11 @@ CHAT = [{"role": "user", "content": "Where is my tea?"}]
 
 @contextlib.asynccontextmanager
 async def sdk(gateway: ScriptedGateway, key: str = "none", **settings: object) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with serving(gateway, **settings) as served:
-        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0, timeout=20) as client:
-            yield client
+    async with (
+        serving(gateway, **settings) as served,
+        openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=0, timeout=20) as client,
+    ):
+        yield client
 
 
 async def test_models_lists_what_the_gateway_serves() -> None:

@@ -1,0 +1,252 @@
+"""The documents of the admin API. Field names are those of the state's views (`control.state`), which explain them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from midstream.control.state import InstanceView, MigrationView, OperationView, RequestView
+
+Place = Annotated[str, BeforeValidator(str), Field(description="A log position, `generation-seq`.", examples=["3-17"])]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+
+class OwnerBody(_Body):
+    instance: str
+    incarnation: int
+
+
+class LoadBody(_Body):
+    running: int
+    waiting: int
+    blocks_free: int
+    blocks_reserved: int
+    blocks_head: int
+    blocks_waiting: int
+    step_ms: float
+    preemptions: int
+
+
+class FingerprintBody(_Body):
+    engine: str
+    engine_version: str
+    model: str
+    weights_revision: str
+    dtype: str
+    block_tokens: int
+    block_bytes: int
+    layout: str
+    tensor_parallel: int
+
+
+class InstanceBody(_Body):
+    """One engine instance."""
+
+    instance: str
+    owner: OwnerBody
+    address: str
+    fingerprint: FingerprintBody
+    blocks_total: int
+    slots_max: int
+    load: LoadBody
+    health: str = Field(description="`up suspect lost stopped`")
+    is_draining: bool
+    is_drained: bool
+    registered_at_ms: int
+    reported_at_ms: int
+    witnesses: tuple[str, ...]
+    pair_failures: tuple[tuple[str, int], ...]
+    requests: int = Field(description="Live requests it owns.")
+
+    @classmethod
+    def of(cls, view: InstanceView, requests: int) -> Self:
+        """From the state's view."""
+        fields = {name: getattr(view, name) for name in view.__struct_fields__}
+        return cls.model_validate({**fields, "instance": view.owner.instance, "requests": requests})
+
+
+class EventBody(BaseModel):
+    """One fact of the log."""
+
+    position: Place
+    kind: str
+    version: int
+    source: str
+    incarnation: int
+    source_seq: int
+    at_ms: int
+    event: dict[str, Any]
+
+
+class RequestBody(_Body):
+    """One request: live, or as it was when it ended."""
+
+    request: str
+    gateway: str
+    owner: OwnerBody
+    epoch: int
+    prompt_tokens: int
+    output_tokens_max: int
+    priority: int
+    dispatched_at_ms: int
+    tokens: int
+    blocks: int
+    is_waiting: bool
+    is_movable: bool
+    migration: str | None
+    moved_at_ms: int
+    moved_from: str | None
+    moves: int
+    status: str = Field("live", description="`live finished cancelled failed`")
+
+    @classmethod
+    def of(cls, view: RequestView) -> Self:
+        """From the state's view."""
+        return cls.model_validate(view)
+
+
+class RequestDetail(RequestBody):
+    """One request, with its facts if `story=true`."""
+
+    story: list[EventBody] | None = None
+
+
+class MigrationBody(_Body):
+    """One move."""
+
+    migration: str
+    request: str
+    epoch: int
+    source: OwnerBody
+    target: OwnerBody
+    policy: str
+    reason: str
+    decided_at_ms: int
+    decided_at: Place
+    stage: str
+    stage_at_ms: int
+    rounds: int
+    copied_blocks: int
+    copied_bytes: int
+    blocks_needed: int
+    code: str | None
+    detail: str | None
+    downtime_ms: float | None
+    operation: str | None
+    is_open: bool
+
+    @classmethod
+    def of(cls, view: MigrationView) -> Self:
+        """From the state's view."""
+        return cls.model_validate(view)
+
+
+class OperationBody(_Body):
+    """One order, and what became of it."""
+
+    operation: str
+    kind: str = Field(description="`move drain undrain replay`")
+    actor: str
+    subject: str
+    status: str = Field(description="`accepted running succeeded failed`")
+    migration: str | None = None
+    code: str | None = None
+    detail: str | None = None
+    at_ms: int
+    target: str | None = None
+    progress: float | None = Field(None, description="Of a replay, 0 to 1.")
+    result: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, view: OperationView) -> Self:
+        """From the state's view."""
+        return cls.model_validate(view)
+
+
+class Accepted(BaseModel):
+    """The order was taken; its outcome is at `href`."""
+
+    operation: str
+    href: str
+
+
+class InstancePage(BaseModel):
+    items: list[InstanceBody]
+    next: str | None
+
+
+class RequestPage(BaseModel):
+    items: list[RequestBody]
+    next: str | None
+
+
+class MigrationPage(BaseModel):
+    items: list[MigrationBody]
+    next: str | None
+
+
+class OperationPage(BaseModel):
+    items: list[OperationBody]
+    next: str | None
+
+
+class EventPage(BaseModel):
+    items: list[EventBody]
+    next: str | None
+
+
+class StateBody(BaseModel):
+    """The fold of the log at a position, in the form that snapshots have."""
+
+    position: Place
+    digest: str = Field(description="BLAKE2b-128 of the encoded state: equal states have equal digests.")
+    state: dict[str, Any]
+
+
+class PolicyChoiceBody(_Body):
+    name: str
+    params: dict[str, Any] = {}
+
+
+class PolicySettingsBody(_Body):
+    """The policies in force (`control.state.PolicySettings`)."""
+
+    model_config = ConfigDict(from_attributes=True, extra="forbid")
+
+    dispatch: PolicyChoiceBody
+    moves: tuple[PolicyChoiceBody, ...] = Field(max_length=32)
+    cooldown_ms: int = Field(ge=0)
+    moves_per_tick_max: int = Field(ge=0, le=1_000)
+    moves_per_instance_max: int = Field(ge=1, le=100)
+    pair_backoff_ms: int = Field(ge=0)
+    decision_ttl_ms: int = Field(ge=100)
+    suspect_after_ms: int = Field(ge=200)
+    lost_after_ms: int = Field(ge=200)
+
+
+class MoveOrder(BaseModel):
+    """Move a request; without a target the controller chooses one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    request: str = Field(min_length=1, max_length=256)
+    target: str | None = Field(None, min_length=1, max_length=256)
+
+
+class ReplayOrder(BaseModel):
+    """Re-derive every archived decision, with some parameters of policies changed (`{"balance.low": 3}`)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    overrides: dict[str, Any] = Field({}, max_length=64)
+
+
+class HealthBody(BaseModel):
+    """Whether the API serves, and how far its fold is."""
+
+    status: str
+    position: Place
