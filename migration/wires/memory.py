@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from typing import Any
 
 from midstream.control.ids import Node
 from midstream.control.simulate.faults import FaultPlan, Link
@@ -45,6 +46,8 @@ class MemoryNetwork:
         self._crashed: set[Node] = set()
         self._arrival_s: dict[tuple[Node, Node], float] = {}
         self._in_flight = 0
+        self.transfers: dict[str, Any] = {}
+        """Endpoints of `MemoryTransfer`, by address."""
         self._origin_s = asyncio.get_running_loop().time()
 
     def now_ms(self) -> float:
@@ -64,9 +67,18 @@ class MemoryNetwork:
 
         The caller cancels its tasks. What it sent just before may or may not arrive.
         """
-        if wire := self._wires.pop(name, None):
-            self._crashed.add(wire.node)
-        self._arrival_s = {pair: at for pair, at in self._arrival_s.items() if name not in {p.name for p in pair}}
+        if wire := self._wires.get(name):
+            self._end(wire.node)
+        self._crashed.update(transfer.node for transfer in self.transfers.values() if transfer.node.name == name)
+
+    def _end(self, node: Node) -> None:
+        self._crashed.add(node)
+        del self._wires[node.name]
+        self._arrival_s = {pair: at for pair, at in self._arrival_s.items() if node not in pair}
+
+    def is_crashed(self, node: Node) -> bool:
+        """Whether this incarnation has died."""
+        return node in self._crashed
 
     def is_alive(self, node: Node) -> bool:
         """Whether this very incarnation is there."""
@@ -81,7 +93,8 @@ class MemoryNetwork:
 
     def join(self, wire: MemoryWire) -> None:
         """A node starts; a former incarnation of it is gone."""
-        self.crash(wire.node.name)
+        if former := self._wires.get(wire.node.name):
+            self._end(former.node)
         self._wires[wire.node.name] = wire
 
     def leave(self, wire: MemoryWire) -> None:

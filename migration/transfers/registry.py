@@ -1,0 +1,25 @@
+"""Transfer backends by name. A new one is a new file and a line here."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from midstream.control.errors import UnknownThing
+from midstream.migration.transfers.base import Transfer
+
+TRANSFERS = {
+    "rpc": "midstream.migration.transfers.rpc:RpcTransfer",
+    "memory": "midstream.migration.transfers.memory:MemoryTransfer",
+}
+"""Where each backend lives; loaded only when asked for, because some need libraries that others do not."""
+
+
+def make_transfer(name: str, *args: Any, **options: Any) -> Transfer:
+    """A backend by name, made with its own arguments. Raises `UnknownThing` with the names there are."""
+    place = TRANSFERS.get(name)
+    if place is None:
+        raise UnknownThing(f"no transfer is called {name!r}; there are: {', '.join(sorted(TRANSFERS))}")
+    module, _, factory = place.partition(":")
+    transfer: Transfer = getattr(import_module(module), factory)(*args, **options)
+    return transfer

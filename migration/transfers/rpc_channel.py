@@ -1,0 +1,127 @@
+"""The source's side of an rpc transfer: introduce ourselves, send frames of blocks, wait until they are stored."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import struct
+from collections.abc import Callable, Iterator, Sequence
+
+from midstream.control.errors import TransferFailed
+from midstream.migration.transfers import rpc_format as wire
+from midstream.migration.transfers.base import CopyReport
+from midstream.migration.transfers.rpc_socket import Stream, connect
+
+
+async def open_channel(address: str, handle: bytes, secret: bytes, stall_s: float) -> RpcChannel:
+    """Connect and prove ourselves. Raises `TransferFailed` for a no; `OSError` and `ValueError` for no answer."""
+    stream = await connect(address, stall_s)
+    try:
+        await _introduce(stream, handle, secret)
+    except BaseException:
+        stream.abort()
+        raise
+    return RpcChannel(stream, handle)
+
+
+async def _introduce(stream: Stream, handle: bytes, secret: bytes) -> None:
+    magic, version, server_nonce = wire.GREETING.unpack(await stream.read(wire.GREETING.size))
+    if (magic, version) != (wire.MAGIC, wire.VERSION):
+        raise wire.BadFrame("whoever answers speaks another protocol or version")
+    nonce = secrets.token_bytes(wire.NONCE_BYTES)
+    nonces = server_nonce + nonce
+    mine = wire.proof(secret, b"client", nonces, handle)
+    await stream.write([memoryview(wire.CLAIM.pack(wire.MAGIC, wire.VERSION, nonce, handle, mine))])
+    code, theirs = wire.VERDICT.unpack(await stream.read(wire.VERDICT.size))
+    if not hmac.compare_digest(theirs, wire.proof(secret, b"server", nonces, handle)):
+        raise TransferFailed(f"refused: {wire.REASONS[wire.BAD_PROOF]}")
+    if code != wire.STORED:
+        raise TransferFailed(f"refused: {wire.reason(code)}")
+
+
+class RpcChannel:
+    """An authenticated connection for the blocks of one reservation. One `send` at a time; others wait their turn."""
+
+    def __init__(self, stream: Stream, handle: bytes) -> None:
+        self._stream = stream
+        self._handle = handle
+        self._lock = asyncio.Lock()
+        self._is_closed = False
+        self.on_close: Callable[[RpcChannel], None] | None = None
+
+    async def send(self, blocks: Sequence[tuple[int, memoryview]], *, checksum: bool = False) -> CopyReport:
+        """Copy blocks and return when the target has stored all of them. See `Channel.send`."""
+        async with self._lock:
+            if self._is_closed:
+                raise TransferFailed("the channel is closed")
+            started_s = asyncio.get_running_loop().time()
+            try:
+                copied_bytes = await self._copy(blocks, checksum)
+            except BaseException as error:
+                early = self._stream.read_now(wire.REPLY.size)
+                self._end(self._stream.abort)
+                if isinstance(error, OSError):
+                    raise TransferFailed(_why(early) or str(error)) from error
+                raise
+            duration_ms = (asyncio.get_running_loop().time() - started_s) * 1000
+            return CopyReport(blocks=len(blocks), copied_bytes=copied_bytes, duration_ms=duration_ms)
+
+    async def _copy(self, blocks: Sequence[tuple[int, memoryview]], checksum: bool) -> int:
+        if not blocks:
+            return 0
+        copied_bytes = 0
+        for indexes, views in group(blocks):
+            await self._send_frame(indexes, views, checksum)
+            copied_bytes += len(indexes) * len(views[0])
+            if early := self._stream.read_now(wire.REPLY.size):
+                raise TransferFailed(_why(early) or "the target answered too early")
+        await self._stream.write([memoryview(wire.pack_header(wire.OP_END, self._handle, len(blocks), 0))])
+        code, stored = wire.REPLY.unpack(await self._stream.read(wire.REPLY.size))
+        if (code, stored) != (wire.STORED, len(blocks)):
+            raise TransferFailed(f"refused: {wire.reason(code)}")
+        return copied_bytes
+
+    async def _send_frame(self, indexes: list[int], views: list[memoryview], checksum: bool) -> None:
+        flags = wire.FLAG_CHECKSUM if checksum else 0
+        header = wire.pack_header(wire.OP_BLOCKS, self._handle, len(indexes), len(views[0]), flags=flags)
+        table = struct.pack(f"<{len(indexes)}I", *indexes)
+        trailer = [memoryview(await wire.checksum(table, views))] if checksum else []
+        await self._stream.write([memoryview(header + table), *views, *trailer])
+
+    async def close(self) -> None:
+        """Give up the connection; idempotent."""
+        self._end(self._stream.close)
+
+    def _end(self, end: Callable[[], None]) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            end()
+            if self.on_close is not None:
+                self.on_close(self)
+
+
+def group(blocks: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[list[int], list[memoryview]]]:
+    """Cut blocks, in order, into frames of equally long ones within the bounds of a frame."""
+    indexes: list[int] = []
+    views: list[memoryview] = []
+    for index, block in blocks:
+        view = block.cast("B") if block.format != "B" or block.ndim != 1 else block
+        if views and not _fits(views, view):
+            yield indexes, views
+            indexes, views = [], []
+        indexes.append(index)
+        views.append(view)
+    if views:
+        yield indexes, views
+
+
+def _fits(views: list[memoryview], view: memoryview) -> bool:
+    is_small = (len(views) + 1) * len(view) <= wire.FRAME_BYTES_MAX
+    return len(view) == len(views[0]) and len(views) < wire.FRAME_BLOCKS_MAX and is_small
+
+
+def _why(reply: bytes) -> str | None:
+    if len(reply) != wire.REPLY.size:
+        return None
+    return f"refused: {wire.reason(wire.REPLY.unpack(reply)[0])}"

@@ -1,0 +1,118 @@
+"""What travels on an rpc transfer connection: a mutual HMAC handshake, then frames of equally long blocks.
+
+All numbers are little-endian.
+
+    server  GREETING   magic, version, server nonce
+    client  CLAIM      magic, version, client nonce, handle, HMAC(secret, "client" + nonces + handle)
+    server  VERDICT    code, HMAC(secret, "server" + nonces + handle); code 0 lets the client in
+    client  BLOCKS     header, `count` indexes, `count` times `length` bytes, and with `FLAG_CHECKSUM` their BLAKE2b-128
+    client  END        header, `count` = blocks since the last END
+    server  REPLY      code, blocks stored since the last END
+
+The secret authenticates both ends; bytes are not encrypted, so this belongs on a network of the cluster's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import struct
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+MAGIC = 0x4B56_534D
+"""`MSVK` on the wire."""
+VERSION = 1
+NONCE_BYTES = 16
+PROOF_BYTES = 32
+HANDLE_BYTES = 32
+CHECKSUM_BYTES = 16
+
+OP_BLOCKS = 1
+OP_END = 2
+FLAG_CHECKSUM = 1
+
+FRAME_BLOCKS_MAX = 256
+"""Blocks in one frame; they are scattered into memory by one system call, which takes at most 1,024 pieces."""
+FRAME_BYTES_MAX = 1024 * 1024
+"""Small blocks are grouped up to here; one larger block is a frame of its own."""
+BLOCK_BYTES_MAX = 1024 * 1024 * 1024
+
+GREETING = struct.Struct(f"<IB{NONCE_BYTES}s")
+CLAIM = struct.Struct(f"<IB{NONCE_BYTES}s{HANDLE_BYTES}s{PROOF_BYTES}s")
+VERDICT = struct.Struct(f"<B{PROOF_BYTES}s")
+HEADER = struct.Struct(f"<IBBBB{HANDLE_BYTES}sIQ")
+REPLY = struct.Struct("<BI")
+
+STORED = 0
+UNKNOWN_HANDLE = 1
+BAD_CHECKSUM = 2
+BAD_FRAME = 3
+BAD_PROOF = 4
+
+REASONS = {
+    UNKNOWN_HANDLE: "the target does not know this handle (any more)",
+    BAD_CHECKSUM: "a checksum did not match",
+    BAD_FRAME: "the target could not make sense of a frame",
+    BAD_PROOF: "the target has another secret",
+}
+
+
+class BadFrame(ValueError):
+    """A peer sent something that is no frame of this protocol."""
+
+
+class Header(NamedTuple):
+    """Start of a frame. `length` is the bytes of each block."""
+
+    op: int
+    flags: int
+    handle: bytes
+    blocks: int
+    length: int
+
+
+def wire_handle(handle: str) -> bytes:
+    """A handle as it travels: fixed length, whatever the text."""
+    return blake2b(handle.encode(), digest_size=HANDLE_BYTES, person=b"midstream-handl").digest()
+
+
+def proof(secret: bytes, side: bytes, nonces: bytes, handle: bytes) -> bytes:
+    """What only a holder of the secret can say about this very connection."""
+    return hmac.digest(secret, side + nonces + handle, "sha256")
+
+
+def reason(code: int) -> str:
+    """A code in words."""
+    return REASONS.get(code, f"code {code}")
+
+
+async def checksum(table: bytes, views: Sequence[memoryview]) -> bytes:
+    """BLAKE2b-128 of a frame's indexes and blocks; gives way to other tasks every `FRAME_BYTES_MAX` bytes."""
+    digest = blake2b(table, digest_size=CHECKSUM_BYTES)
+    for number in range(len(views)):  # by number: no local name may hold on to a view
+        for start in range(0, len(views[number]), FRAME_BYTES_MAX):
+            digest.update(views[number][start : start + FRAME_BYTES_MAX])
+            if start:
+                await asyncio.sleep(0)
+    return digest.digest()
+
+
+def pack_header(op: int, handle: bytes, count: int, length: int, *, flags: int = 0) -> bytes:
+    """The bytes of a frame's start."""
+    return HEADER.pack(MAGIC, VERSION, op, flags, 0, handle, count, length)
+
+
+def unpack_header(data: bytes | bytearray | memoryview) -> Header:
+    """Read a frame's start. Raises `BadFrame` when any field is out of its bounds."""
+    magic, version, op, flags, zero, handle, count, length = HEADER.unpack(data)
+    if (magic, version, zero) != (MAGIC, VERSION, 0) or flags & ~FLAG_CHECKSUM:
+        raise BadFrame("not a frame of this version")
+    if op == OP_BLOCKS and not (1 <= count <= FRAME_BLOCKS_MAX and 1 <= length <= BLOCK_BYTES_MAX):
+        raise BadFrame(f"{count} blocks of {length} bytes")
+    if op == OP_BLOCKS and count > 1 and count * length > FRAME_BYTES_MAX:
+        raise BadFrame(f"{count} blocks of {length} bytes in one frame")
+    if op not in (OP_BLOCKS, OP_END):
+        raise BadFrame(f"op {op}")
+    return Header(op, flags, handle, count, length)

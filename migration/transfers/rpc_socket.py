@@ -1,0 +1,241 @@
+"""A non-blocking TCP socket that scatters into memory and gathers from it, with a deadline on every wait."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+TURN_BYTES_MAX = 1024 * 1024
+"""Bytes moved before other callbacks of the event loop get their turn; about a third of a millisecond."""
+PIECES_MAX = 512
+"""Pieces of memory in one system call (Linux takes 1,024)."""
+KEEPALIVE_IDLE_S = 1
+KEEPALIVE_INTERVAL_S = 1
+KEEPALIVE_PROBES = 2
+USER_TIMEOUT_MS = 1000
+"""Sent bytes that stay unacknowledged for so long end the connection."""
+
+
+class PeerGone(ConnectionError):
+    """The peer closed, died, or made no progress for too long."""
+
+
+class Stream:
+    """One end of a connection. Every call may be cancelled at any byte; then only `abort` makes sense.
+
+    A wait that sees no progress within `stall_s` seconds raises `PeerGone`.
+    """
+
+    def __init__(self, sock: socket.socket, stall_s: float) -> None:
+        self._sock = sock
+        self._stall_s = stall_s
+        self._loop = asyncio.get_running_loop()
+        self._turn_bytes = 0
+        self._waiting: _Waiting | None = None
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+
+    async def read(self, count: int, *, is_idle: bool = False) -> bytes:
+        """Exactly `count` bytes. With `is_idle` the first of them may take for ever."""
+        data = bytearray(count)
+        await self.read_into([memoryview(data)], is_idle=is_idle)
+        return bytes(data)
+
+    async def read_into(
+        self, views: Sequence[memoryview], *, may_write: Callable[[], bool] | None = None, is_idle: bool = False
+    ) -> bool:
+        """Fill all views, straight from the kernel.
+
+        `may_write` is asked before every single write to them; when it says no, the answer is False.
+        """
+        left = list(views)
+        try:
+            while left:
+                if may_write is not None and not may_write():
+                    return False
+                count = self._receive(left)
+                if count == 0:
+                    wait_s = None if is_idle else self._stall_s
+                    await self._wait(self._loop.add_reader, self._loop.remove_reader, wait_s)
+                    continue
+                is_idle = False
+                _advance(left, count)
+                await self._take_turns(count)
+            return True
+        finally:
+            left.clear()  # a traceback that outlives us must not hold on to somebody's memory
+
+    def _receive(self, left: list[memoryview]) -> int:
+        """Take what is there; 0 if nothing is."""
+        try:
+            count = self._sock.recvmsg_into(_head(left))[0]
+        except BlockingIOError:
+            return 0
+        if count == 0:
+            raise PeerGone("closed by the peer")
+        return count
+
+    async def write(self, views: Sequence[memoryview]) -> None:
+        """Send all views in order, straight from memory."""
+        left = list(views)
+        try:
+            while left:
+                count = self._send(left)
+                if count == 0:
+                    await self._wait(self._loop.add_writer, self._loop.remove_writer, self._stall_s)
+                    continue
+                _advance(left, count)
+                await self._take_turns(count)
+        finally:
+            left.clear()
+
+    def _send(self, left: list[memoryview]) -> int:
+        """Give the kernel what it takes; 0 if nothing."""
+        try:
+            return self._sock.sendmsg(_head(left))
+        except BlockingIOError:
+            return 0
+
+    def read_now(self, count: int) -> bytes:
+        """What has arrived already, at most `count` bytes; empty if nothing. Never waits, never raises."""
+        try:
+            return self._sock.recv(count)
+        except OSError:
+            return b""
+
+    def write_now(self, data: bytes) -> None:
+        """Send a few last bytes if the kernel takes them at once."""
+        try:
+            self._sock.send(data)
+        except OSError:
+            return
+
+    async def _wait(
+        self, add: Callable[[int, Callable[[], None]], None], remove: Callable[[int], bool], timeout_s: float | None
+    ) -> None:
+        number = self._sock.fileno()
+        if number < 0:
+            raise PeerGone("closed")
+        self._waiting = waiting = _Waiting(self._loop.create_future(), remove)
+        add(number, waiting.wake)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiting.ready
+        except TimeoutError:
+            raise PeerGone(f"no progress for {timeout_s} s") from None
+        finally:
+            self._waiting = None
+            if self._sock.fileno() == number:
+                remove(number)
+
+    async def _take_turns(self, count: int) -> None:
+        self._turn_bytes += count
+        if self._turn_bytes >= TURN_BYTES_MAX:
+            self._turn_bytes = 0
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        """Close in good order; whoever waits on the stream gets `PeerGone`."""
+        if self._waiting is not None:
+            self._waiting.remove(self._sock.fileno())  # before the number can be given to another socket
+            self._waiting.fail(PeerGone("closed"))
+        self._sock.close()
+
+    def abort(self) -> None:
+        """Close at once: what the kernel has not sent yet is thrown away, and the peer is told."""
+        if self._sock.fileno() >= 0:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close()
+
+
+class _Waiting:
+    """The one wait that may be going on."""
+
+    __slots__ = ("ready", "remove")
+
+    def __init__(self, ready: asyncio.Future[None], remove: Callable[[int], bool]) -> None:
+        self.ready = ready
+        self.remove = remove
+
+    def wake(self) -> None:
+        if not self.ready.done():
+            self.ready.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        if not self.ready.done():
+            self.ready.set_exception(error)
+
+
+def _head(left: list[memoryview]) -> list[memoryview]:
+    """The next pieces for one system call."""
+    if len(left[0]) >= TURN_BYTES_MAX:
+        return [left[0][:TURN_BYTES_MAX]]
+    return left[:PIECES_MAX]
+
+
+def _advance(left: list[memoryview], count: int) -> None:
+    """Drop the first `count` bytes of the pieces."""
+    done = 0
+    while done < len(left) and count >= len(left[done]):
+        count -= len(left[done])
+        done += 1
+    del left[:done]
+    if count:
+        left[0] = left[0][count:]
+
+
+async def connect(address: str, stall_s: float) -> Stream:
+    """Connect to `tcp://host:port`. Raises `ValueError` for another form, `OSError` when nobody answers."""
+    host, port = parse_address(address)
+    loop = asyncio.get_running_loop()
+    family, *_, target = (await _resolve(loop, host, port))[0]
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        await loop.sock_connect(sock, target)
+        return Stream(sock, stall_s)
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _resolve(
+    loop: asyncio.AbstractEventLoop, host: str, port: int
+) -> Sequence[tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]]:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """`tcp://host:port` as (host, port). Raises `ValueError`."""
+    scheme, _, rest = address.partition("://")
+    host, _, port = rest.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if scheme != "tcp" or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+        raise ValueError(f"an address looks like tcp://10.0.0.1:4000, not {address!r}")
+    return host, int(port)
+
+
+def listen(host: str, port: int, backlog: int) -> socket.socket:
+    """A non-blocking listening socket. Raises `OSError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.listen(backlog)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
