@@ -77,9 +77,8 @@ local function commit(keys, args)
     return refused
   end
   local committed = redis.call('HGET', keys[2], 'committed')
-  local tail = last_id(keys[1])
-  if committed ~= args[3] or (args[4] ~= '' and args[4] ~= tail) then
-    return { 'CONFLICT', committed, tail }
+  if committed ~= args[3] or (args[4] ~= '' and args[4] ~= last_id(keys[1])) then
+    return { 'CONFLICT', committed }
   end
   local id = entry_id(stored_generation(keys[2]))
   local facts_count = tonumber(args[5])

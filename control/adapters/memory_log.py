@@ -221,6 +221,7 @@ class MemoryLog:
             await _until(deadline, changed.wait())
 
     def _append(self, facts: Sequence[Fact], generation: int | None) -> Position:
+        self._known = max(self._known, generation or 0)
         self._ensure_open()
         if generation is not None and generation != self._store.generation:
             raise GenerationChanged(self._store.generation)
@@ -229,10 +230,10 @@ class MemoryLog:
     def _commit(
         self, after: Position, facts: Sequence[Fact], commands: Sequence[Command], tail: Position | None
     ) -> Position:
-        known = self._known
+        wanted = after.generation or (tail.generation if tail else 0) or self._known
         self._ensure_open()
         store = self._store
-        if known not in (0, store.generation) or after != store.committed or tail not in (None, store.last):
+        if wanted not in (0, store.generation) or after != store.committed or tail not in (None, store.last):
             raise CommitConflict(f"the last commit is at {store.committed}, not {after}; the log ends at {store.last}")
         store.committed = store.extend(facts)
         for command in commands:

@@ -285,6 +285,14 @@ async def test_R12_a_flushed_log_opens_above_every_generation_its_clients_knew(r
         await newcomer.append([fact(2)], generation=1)
 
 
+async def test_R12_a_generation_that_a_client_insists_on_is_passed_over(log: FactLog) -> None:
+    await log.append([fact(1)])
+    with pytest.raises(GenerationChanged) as changed:
+        await log.append([fact(2)], generation=6)
+    assert changed.value.generation == 7
+    assert await log.append([fact(2)], generation=7) == Position(7, 1)
+
+
 async def test_R12_a_reader_ahead_of_a_flushed_log_does_not_stall(rig: Rig, log: FactLog) -> None:
     end = await log.append([fact(number) for number in range(1, 10)])
     await log.open_generation(3, cause="test")

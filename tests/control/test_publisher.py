@@ -267,6 +267,28 @@ def test_R12_a_log_that_restarts_while_facts_are_said_again_gets_them_all_again(
     virtual(main)
 
 
+def test_an_idle_publisher_sleeps() -> None:
+    class CountingClock:
+        asked = 0
+
+        def now_ms(self) -> int:
+            self.asked += 1
+            return self.asked
+
+    async def main(store: MemoryLogStore) -> None:
+        clock = CountingClock()
+        publisher = Publisher(MemoryLog(store, opened_by="a"), SOURCE, 1, clock)
+        async with running(publisher):
+            publisher.record(happened(1))
+            await asyncio.sleep(1)
+            asked = clock.asked
+            await asyncio.sleep(100)
+            assert clock.asked == asked
+        assert publisher.unsent == 0
+
+    virtual(main)
+
+
 def test_a_cancelled_run_goes_on_with_the_same_numbers() -> None:
     async def main(store: MemoryLogStore) -> None:
         publisher = publisher_on(MemoryLog(store, opened_by="a"))
