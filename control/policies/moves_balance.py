@@ -2,8 +2,8 @@
 
 Instances whose freeness is under `low` are paired with those over `high`, extremes first; each pair moves one
 request per tick. With F free blocks, batch n and a request of b blocks, a move makes the freeness of the source
-(F+b)/(n-1) and of the target (F-b)/(n+1). It must leave the target the freer of the two, and raise the lower of
-both by more than `gain_min` + `cost_per_block` x b blocks, or it is not worth its bytes (P23).
+(F+b)/(n-1) and of the target (F-b)/(n+1). It must leave the target the freer of the two, and give the n-1 that stay
+more room, all together, than `cost_per_move` + `cost_per_block` x b blocks, or it is not worth its bytes (P23).
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Targets have more than this."""
     request: Literal["last_come", "first_come", "longest", "shortest", "cheapest"] = "cheapest"
     """Which request leaves. `cheapest`: fewest blocks to copy for each block of freeness that the source gains."""
-    gain_min: float = 1.0
-    cost_per_block: float = 0.01
-    """Copying a block takes about a hundredth of the time in which a request fills one."""
+    cost_per_move: float = 1.0
+    """What the pause and the orders of one move are worth, in blocks of room: a one-block request stays."""
+    cost_per_block: float = 0.05
+    """What copying one block is worth: it is held twice, and the source decodes a little slower, meanwhile."""
 
 
 def propose(state: State, room: Room, now_ms: int, params: Params, rng: Rng) -> Iterator[Proposal]:
@@ -107,9 +108,12 @@ def _price(room: Room, source: InstanceView, blocks: int) -> float:
     return blocks / gain if gain > 0 else float("inf")
 
 
+def _batch_without(room: Room, source: InstanceView) -> int:
+    return max(room.batch_after(source) - 1, 1 if source.load.waiting else 0)
+
+
 def _without(room: Room, source: InstanceView, blocks: int) -> float:
-    batch = max(room.batch_after(source) - 1, 1 if source.load.waiting else 0)
-    return freeness_of(room.blocks_after(source) + blocks, batch)
+    return freeness_of(room.blocks_after(source) + blocks, _batch_without(room, source))
 
 
 def _is_worth(room: Room, source: InstanceView, target: InstanceView, blocks: int, params: Params) -> bool:
@@ -117,8 +121,8 @@ def _is_worth(room: Room, source: InstanceView, target: InstanceView, blocks: in
     target_after = freeness_of(room.blocks_after(target) - blocks, room.batch_after(target) + 1)
     if target_after < source_after:
         return False
-    gain = min(source_after, target_after) - room.freeness(source)
-    return gain > params.gain_min + params.cost_per_block * blocks
+    gain = (source_after - room.freeness(source)) * _batch_without(room, source)
+    return gain > params.cost_per_move + params.cost_per_block * blocks
 
 
 POLICY = MovePolicy(name="balance", version=1, params_type=Params, propose=propose)

@@ -1,0 +1,134 @@
+"""Dispatch: exact turns, no herding, only where a request may go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from midstream.control.events import DrainRequested, InstanceLost, InstanceStopped, InstanceSuspected, PolicyConfigured
+from midstream.control.policies import DispatchWanted, InFlight, choose
+from midstream.control.policies.base import CANDIDATES_MAX
+from midstream.control.state import PolicyChoice, PolicySettings
+from tests.control.fixtures import Story, fingerprint, owner
+
+
+def cluster(count: int, policy: str = "freeness", **load: int) -> Story:
+    story = Story()
+    settings = PolicySettings(dispatch=PolicyChoice(policy))
+    story.say("admin", PolicyConfigured(policies=settings, actor="test"))
+    for index in range(count):
+        me = story.instance(f"i{index}")
+        story.load(me, **({"blocks_free": 1000} | load))
+    return story
+
+
+def wanted(**changes: Any) -> DispatchWanted:
+    return DispatchWanted(**({"request": "r", "prompt_tokens": 160, "output_tokens_max": 160} | changes))
+
+
+def dispatch_many(story: Story, count: int, **changes: Any) -> Counter[str]:
+    """What one gateway does between two reports."""
+    sent: dict[str, InFlight] = {}
+    for turn in range(count):
+        choice = choose(story.state, wanted(**changes), sent, turn)
+        assert choice is not None
+        name = choice.owner.instance
+        before = sent.get(name, InFlight(0, 0))
+        sent[name] = InFlight(before.requests + 1, before.blocks + 11)
+    return Counter({name: flight.requests for name, flight in sent.items()})
+
+
+@given(st.integers(1, 9), st.integers(1, 6))
+def test_P22_k_n_round_robin_dispatches_hit_each_of_n_instances_k_times(n: int, k: int) -> None:
+    assert dispatch_many(cluster(n, "round_robin"), k * n) == {f"i{index}": k for index in range(n)}
+
+
+LOADS = [
+    {},
+    {"running": 10, "blocks_free": 300},
+    {"running": 10, "waiting": 4, "blocks_free": 30, "blocks_head": 20, "blocks_waiting": 80},
+    {"running": 60, "waiting": 50, "blocks_free": 0, "blocks_head": 20, "blocks_waiting": 900},
+]
+
+
+@pytest.mark.parametrize("load", LOADS, ids=["empty", "half", "full", "overloaded"])
+@pytest.mark.parametrize("count", [4, 7])
+def test_P22_a_hundred_dispatches_between_two_reports_spread(load: dict[str, int], count: int) -> None:
+    hits = dispatch_many(cluster(count, **load), 100)
+    assert len(hits) == count
+    assert max(hits.values()) / (100 / count) <= 1.15
+
+
+def test_P22_ties_rotate_with_the_gateways_turn() -> None:
+    story = cluster(4)
+    chosen = [choose(story.state, wanted(), {}, turn) for turn in range(4)]
+    assert {choice.owner.instance for choice in chosen if choice} == {"i0", "i1", "i2", "i3"}
+
+
+def test_the_freest_is_chosen_and_the_scores_are_its_reasons() -> None:
+    story = cluster(12, running=10, blocks_free=200)
+    story.load(owner("i7"), running=10, blocks_free=400)
+    choice = choose(story.state, wanted(), {}, 3)
+    assert choice is not None
+    assert choice.owner == owner("i7")
+    assert choice.address == "mem:i7"
+    assert len(choice.scores) == CANDIDATES_MAX
+    assert choice.scores[0] == ("i7", (400 - 11) / 11)
+    assert [score for _, score in choice.scores] == sorted((s for _, s in choice.scores), reverse=True)
+
+
+def test_a_queue_counts_with_all_its_blocks() -> None:
+    story = cluster(2, running=4, blocks_free=200)
+    story.load(owner("i0"), running=4, waiting=9, blocks_free=300, blocks_head=5, blocks_waiting=250)
+    choice = choose(story.state, wanted(), {}, 0)
+    assert choice is not None
+    assert choice.owner == owner("i1")
+
+
+@pytest.mark.parametrize("policy", ["freeness", "round_robin"])
+@pytest.mark.parametrize(
+    "event",
+    [
+        DrainRequested(operation="o", instance="i0", actor="ann"),
+        InstanceSuspected(owner=owner("i0"), silent_ms=1),
+        InstanceLost(owner=owner("i0"), silent_ms=1, witnesses=("g",)),
+        InstanceStopped(owner=owner("i0")),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_P16_P27_nothing_new_goes_where_it_may_not(policy: str, event: Any) -> None:
+    story = cluster(3, policy)
+    story.say("someone", event)
+    assert set(dispatch_many(story, 12)) == {"i1", "i2"}
+
+
+@pytest.mark.parametrize("policy", ["freeness", "round_robin"])
+def test_P20_suspects_serve_when_nobody_else_can_and_the_lost_never(policy: str) -> None:
+    story = cluster(2, policy)
+    story.control(InstanceSuspected(owner=owner("i0"), silent_ms=1))
+    story.control(InstanceLost(owner=owner("i1"), silent_ms=1, witnesses=("g",)))
+    assert set(dispatch_many(story, 4)) == {"i0"}
+    story.say("llumlet/i0", InstanceStopped(owner=owner("i0")))
+    assert choose(story.state, wanted(), {}, 0) is None
+
+
+@pytest.mark.parametrize("policy", ["freeness", "round_robin"])
+def test_a_request_goes_where_its_model_is_and_where_it_was_not_refused(policy: str) -> None:
+    story = cluster(2, policy)
+    story.instance("other", fingerprint=fingerprint(model="m2"))
+    assert set(dispatch_many(story, 6, model="m2")) == {"other"}
+    assert set(dispatch_many(story, 6, model="m", exclude=frozenset({"i0"}))) == {"i1"}
+    assert choose(story.state, wanted(model="m3"), {}, 0) is None
+
+
+def test_a_request_prefers_instances_that_can_ever_hold_it() -> None:
+    story = Story()
+    story.instance("small", blocks=10)
+    story.load(story.instance("big", blocks=100), running=50, blocks_free=1)
+    assert set(dispatch_many(story, 5)) == {"big"}
+    choice = choose(story.state, wanted(prompt_tokens=100_000), {}, 0)
+    assert choice is not None

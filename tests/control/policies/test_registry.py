@@ -1,0 +1,42 @@
+"""Policies by name, and parameters that are checked before anything follows them."""
+
+from __future__ import annotations
+
+import pytest
+
+from midstream.control import policies
+from midstream.control.errors import BadInput, UnknownThing
+from midstream.control.state import PolicyChoice, PolicySettings
+
+
+def test_every_policy_named_in_the_tables_exists_under_its_name() -> None:
+    assert [policies.dispatch_policy(name).name for name in policies.DISPATCH] == list(policies.DISPATCH)
+    assert [policies.move_policy(name).name for name in policies.MOVES] == list(policies.MOVES)
+
+
+@pytest.mark.parametrize(("load", "known"), [
+    (policies.dispatch_policy, "freeness, round_robin"), (policies.move_policy, "balance, drain, none"),
+])  # fmt: skip
+def test_an_unknown_name_is_told_the_known_ones(load, known: str) -> None:
+    with pytest.raises(UnknownThing, match=f"'magic'; known: {known}"):
+        load("magic")
+
+
+def test_P29_settings_are_checked_as_a_whole() -> None:
+    policies.check(PolicySettings())
+    policies.check(PolicySettings(moves=(PolicyChoice("balance", {"low": 3, "request": "longest"}),)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (PolicySettings(dispatch=PolicyChoice("magic")), "magic"),
+        (PolicySettings(dispatch=PolicyChoice("freeness", {"x": 1})), "freeness.*unknown field `x`"),
+        (PolicySettings(moves=(PolicyChoice("balance", {"lo": 1}),)), "parameters: low, high"),
+        (PolicySettings(moves=(PolicyChoice("balance", {"low": "much"}),)), "Expected `float`"),
+        (PolicySettings(moves=(PolicyChoice("balance", {"request": "best"}),)), "best"),
+    ],
+)
+def test_P29_a_bad_or_unknown_parameter_is_refused(settings: PolicySettings, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        policies.check(settings)
