@@ -77,8 +77,9 @@ def row_of(entry: Entry) -> Row:
     kind, version = _kind(event)
     request, migration, instance = _subjects(event)
     row = FactRow(
-        *entry.position, *(fact.source, fact.incarnation, fact.source_seq), kind, version, fact.at_ms,
-        request, migration, instance, body,
+        generation=entry.position.generation, seq=entry.position.seq, source=fact.source,
+        incarnation=fact.incarnation, source_seq=fact.source_seq, kind=kind, version=version, at_ms=fact.at_ms,
+        request=request, migration=migration, instance=instance, body=body,
     )  # fmt: skip
     error = _error(row)
     return DeadLetter(*entry.position, error, body) if error else row

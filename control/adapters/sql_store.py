@@ -12,9 +12,9 @@ from sqlalchemy import (
     FromClause,
     Table,
     func,
-    literal_column,
     or_,
     select,
+    text,
     tuple_,
     union_all,
     update,
@@ -116,8 +116,7 @@ class ArchiveStore:
             query = select(table.c.generation.label("generation"), table.c.seq.label("seq"), body.label("body"))
             query = query.select_from(source).where(is_behind(table, after))
             branches.append(query if upto is None else query.where(is_upto(table, upto)))
-        order = literal_column("generation"), literal_column("seq")
-        return self._entries(union_all(*branches).order_by(*order).limit(count))
+        return self._entries(union_all(*branches).order_by(text("generation"), text("seq")).limit(count))
 
     def iterate(self, after: Position = START, upto: Position | None = None) -> Iterator[Entry]:
         """The whole `history` behind `after`, page by page."""
@@ -195,11 +194,11 @@ class ArchiveStore:
         query = select(snapshots.c.state).where(is_upto(snapshots, position))
         query = query.order_by(snapshots.c.generation.desc(), snapshots.c.seq.desc()).limit(1)
         with transaction(self.engine) as connection:
-            text = connection.execute(query).scalar()
-        if text is None:
+            kept = connection.execute(query).scalar()
+        if kept is None:
             return None
         try:
-            return decode_state(text.encode())
+            return decode_state(kept.encode())
         except BadInput:  # written by another build: the facts are all there, folding them only takes longer
             return None
 

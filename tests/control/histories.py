@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from midstream.control.codec import decode_fact, digest, encode_fact, encode_state
 from midstream.control.decide import decide
@@ -13,13 +13,16 @@ from midstream.control.events import (
     GenerationOpened,
     InstanceRegistered,
     LoadReported,
+    MigrationCommitted,
+    MoveDecided,
     RequestDispatched,
+    RequestsReported,
     StateCarried,
     TickElapsed,
 )
 from midstream.control.fold import apply, fold
 from midstream.control.ids import COMMIT_SOURCE, Owner, Position
-from midstream.control.state import Fingerprint, Load, State
+from midstream.control.state import Fingerprint, Load, RequestLoad, State
 
 FINGERPRINT = Fingerprint(
     engine="sim", engine_version="1", model="m", weights_revision="r", dtype="bf16", block_tokens=16,
@@ -118,20 +121,44 @@ class Recorded:
             delivered_tokens=0, output_tokens_max=100,
         ))  # fmt: skip
 
+    def progress(self, instance: str, tokens: Mapping[str, int]) -> None:
+        """Requests run on an instance, with so many tokens each."""
+        requests = tuple(RequestLoad(name, 1, count, -(-count // 16), False) for name, count in tokens.items())
+        self.say(f"llumlet/{instance}", RequestsReported(owner=Owner(instance, 1), requests=requests))
 
-def busy_day(ticks: int = 12) -> Recorded:
-    """Two instances, one full and one empty; the controller moves requests from the one to the other."""
+    def commit(self, move: MoveDecided) -> None:
+        """The gateway says that a move is done."""
+        self.say("gateway/g", MigrationCommitted(
+            migration=move.migration, request=move.request, epoch=move.epoch, owner=move.target, tail_tokens=0
+        ))  # fmt: skip
+
+
+def full_and_empty() -> Recorded:
+    """Two instances, one full and one empty."""
     log = Recorded()
     for instance in ("a", "b"):
         log.register(instance)
         log.report(instance, Load(blocks_free=200))
-    for number in range(20):
-        log.dispatch(f"r{number}", "a", tokens=16 * (2 + number % 5))
+    tokens = {f"r{number}": 16 * (12 + number % 5) for number in range(10)}
+    for request, count in tokens.items():
+        log.dispatch(request, "a", count)
+    log.report("a", Load(running=10, blocks_free=2))
+    log.progress("a", tokens)
+    return log
+
+
+def busy_day(ticks: int = 12) -> Recorded:
+    """The controller moves requests from a full instance to an empty one; every move ends well after its tick."""
+    log = full_and_empty()
+    running = 10
     for number in range(1, ticks + 1):
-        log.report("a", Load(running=20, blocks_free=40 - number), at_ms=1_000 * number)
+        log.report("a", Load(running=running, blocks_free=2), at_ms=1_000 * number)
         log.report("b", Load(running=1, blocks_free=190), at_ms=1_000 * number)
         late = LoadReported(owner=Owner("b", 1), load=Load(running=1, blocks_free=190 - number))
-        log.tick(1_000 * number, lag=[late] * (number % 3))
+        for event in log.tick(1_000 * number, lag=[late] * (number % 3)):
+            if isinstance(event, MoveDecided):
+                running -= 1
+                log.commit(event)
     return log
 
 
