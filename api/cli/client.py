@@ -42,6 +42,10 @@ class AdminClient:
         self._url = url
         self._http = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False)
 
+    def close(self) -> None:
+        """Give up connections."""
+        self._http.close()
+
     def get(self, path: str, **params: object) -> dict[str, Any]:
         """GET one thing."""
         return self._call("GET", path, params=_given(params))
@@ -78,9 +82,15 @@ class AdminClient:
                 raise MidstreamError(f"operation {operation} is still {found['status']} after {timeout_s:g} s")
             time.sleep(POLL_S)
 
-    def stream(self, path: str, **params: object) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Server-sent events for ever, as (id, data)."""
-        last: str | None = None
+    def stream(self, path: str, **params: object) -> Iterator[dict[str, Any]]:
+        """The data of server-sent events, until the server ends. Raises `MidstreamError` when the connection breaks."""
+        try:
+            yield from self._stream(path, params)
+        except httpx.HTTPError as error:
+            raise MidstreamError(f"the stream of {self._url} broke: {error}") from None
+
+    def _stream(self, path: str, params: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+        kind = ""
         headers = {"Accept": "text/event-stream"}
         timeout = httpx.Timeout(TIMEOUT_S, read=None)
         with self._http.stream("GET", API + path, params=_given(params), headers=headers, timeout=timeout) as response:
@@ -88,11 +98,14 @@ class AdminClient:
                 response.read()
                 raise _problem(response)
             for line in response.iter_lines():
-                field, _, value = line.partition(":")
-                if field == "id":
-                    last = value.strip()
+                field, _, value = line.partition(": ")
+                if field == "event":
+                    kind = value
                 elif field == "data":
-                    yield last or "", json.loads(value)
+                    data: dict[str, Any] = json.loads(value)
+                    if kind == "error":
+                        raise MidstreamError(f"{data['detail']} ({data['code']})")
+                    yield data
 
     def _call(self, method: str, path: str, **kwargs: Any) -> dict[str, Any]:
         try:

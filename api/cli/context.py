@@ -27,15 +27,18 @@ class Globals:
 
         return load_settings(data_dir=self.data_dir, admin_url=self.url, admin_key=self.key, **overrides)
 
-    def admin(self) -> AdminClient:
-        """A client of the admin API. Raises `BadInput` when none is known."""
-        from midstream.api.cli.client import connect
-
-        return connect(self.settings())
-
 
 def globals_of(context: typer.Context) -> Globals:
     """The options of a running command."""
     found = context.find_root().obj
     assert isinstance(found, Globals)
     return found
+
+
+def admin_of(context: typer.Context) -> AdminClient:
+    """A client of the admin API, closed with the command. Raises `BadInput` when none is known."""
+    from midstream.api.cli.client import connect
+
+    client = connect(globals_of(context).settings())
+    context.call_on_close(client.close)
+    return client

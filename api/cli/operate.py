@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from midstream.api.cli.context import globals_of
-from midstream.api.cli.output import Output, OutputOption, column, line, say, show_item, show_items
+from midstream.api.cli.context import admin_of
+from midstream.api.cli.output import Output, OutputOption, column, line, show_item, show_items
 from midstream.control.errors import MidstreamError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 PANEL = "Operators"
 WAIT_S = 60.0
 EVENTS_SHOWN = 20
+MOVE_ENDS = frozenset({"MigrationReleased", "MigrationAborted", "CommandRefused"})
 
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome.")]
@@ -55,12 +57,12 @@ def _instances() -> typer.Typer:
     @group.command("list")
     def listing(context: typer.Context, output: OutputOption = Output.table) -> None:
         """Show all instances and their load."""
-        show_items(globals_of(context).admin().items("/instances"), INSTANCES, output)
+        show_items(admin_of(context).items("/instances"), INSTANCES, output)
 
     @group.command()
     def get(context: typer.Context, instance: str, output: OutputOption = Output.table) -> None:
         """Show one instance."""
-        show_item(globals_of(context).admin().get(f"/instances/{instance}"), output)
+        show_item(admin_of(context).get(f"/instances/{instance}"), output)
 
     @group.command()
     def drain(
@@ -71,13 +73,13 @@ def _instances() -> typer.Typer:
 
         Example: midstream instances drain i1 --wait
         """
-        client = globals_of(context).admin()
+        client = admin_of(context)
         _order(client, client.post(f"/instances/{instance}/drain", {}), timeout if wait else None, output)
 
     @group.command()
     def undrain(context: typer.Context, instance: str, output: OutputOption = Output.table) -> None:
         """Let a draining instance take requests again."""
-        client = globals_of(context).admin()
+        client = admin_of(context)
         _order(client, client.post(f"/instances/{instance}/undrain", {}), None, output)
 
     return group
@@ -94,13 +96,13 @@ def _requests() -> typer.Typer:
         output: OutputOption = Output.table,
     ) -> None:
         """Show the requests in flight."""
-        items = globals_of(context).admin().items("/requests", limit=limit, instance=instance)
+        items = admin_of(context).items("/requests", limit=limit, instance=instance)
         show_items(items, REQUESTS, output)
 
     @group.command()
     def get(context: typer.Context, request: str, output: OutputOption = Output.table) -> None:
         """Show one request."""
-        show_item(globals_of(context).admin().get(f"/requests/{request}"), output)
+        show_item(admin_of(context).get(f"/requests/{request}"), output)
 
     return group
 
@@ -111,12 +113,12 @@ def _migrations() -> typer.Typer:
     @group.command("list")
     def listing(context: typer.Context, limit: Limit = None, output: OutputOption = Output.table) -> None:
         """Show moves, open and closed."""
-        show_items(globals_of(context).admin().items("/migrations", limit=limit), MIGRATIONS, output)
+        show_items(admin_of(context).items("/migrations", limit=limit), MIGRATIONS, output)
 
     @group.command()
     def get(context: typer.Context, migration: str, output: OutputOption = Output.table) -> None:
         """Show one move."""
-        show_item(globals_of(context).admin().get(f"/migrations/{migration}"), output)
+        show_item(admin_of(context).get(f"/migrations/{migration}"), output)
 
     @group.command()
     def start(
@@ -131,7 +133,7 @@ def _migrations() -> typer.Typer:
 
         Example: midstream migrations start r-17 --to i2
         """
-        client = globals_of(context).admin()
+        client = admin_of(context)
         accepted = client.post("/migrations", {"request": request, "target": to})
         _order(client, accepted, timeout if wait else None, output)
 
@@ -141,7 +143,7 @@ def _migrations() -> typer.Typer:
 
         Example: midstream migrations watch
         """
-        _watch(globals_of(context).admin(), migration)
+        _watch(admin_of(context), migration)
 
     return group
 
@@ -160,17 +162,19 @@ def _events() -> typer.Typer:
         limit: Annotated[int, typer.Option(min=1, help="At most so many (not with --follow).")] = EVENTS_SHOWN,
         output: OutputOption = Output.table,
     ) -> None:
-        """Show facts of the log.
+        """Show the newest facts of the log, or those behind a position; with --follow the coming ones as JSON lines.
 
         Example: midstream events tail --follow --kind MoveDecided -o jsonl
         """
-        client = globals_of(context).admin()
-        chosen = {"after": after, "kind": kind, "request": request, "migration": migration}
+        client = admin_of(context)
+        chosen = {"kind": kind, "request": request, "migration": migration}
         if follow:
-            for _, entry in client.stream("/events/stream", **chosen):
+            for entry in client.stream("/events/stream", after=after, **chosen):
                 line(entry)
+        elif after is not None:
+            show_items(client.items("/events", limit=limit, after=after, **chosen), EVENTS, output)
         else:
-            show_items(client.items("/events", limit=limit, **chosen), EVENTS, output)
+            show_items(_newest(client, limit, chosen), EVENTS, output)
 
     return group
 
@@ -188,7 +192,7 @@ def _state() -> typer.Typer:
 
         Example: midstream state show --at 1-500
         """
-        show_item(globals_of(context).admin().get("/state", at=at), output)
+        show_item(admin_of(context).get("/state", at=at), output)
 
     return group
 
@@ -199,7 +203,7 @@ def _policies() -> typer.Typer:
     @group.command()
     def show(context: typer.Context, output: OutputOption = Output.table) -> None:
         """Show the policies in force."""
-        show_item(globals_of(context).admin().get("/policies"), output)
+        show_item(admin_of(context).get("/policies"), output)
 
     @group.command("set")
     def change(
@@ -213,7 +217,7 @@ def _policies() -> typer.Typer:
         """
         from midstream.api.cli.overrides import apply_overrides
 
-        client = globals_of(context).admin()
+        client = admin_of(context)
         body = apply_overrides(client.get("/policies"), changes)
         show_item(client.put("/policies", body), output)
 
@@ -222,28 +226,29 @@ def _policies() -> typer.Typer:
 
 def _order(client: AdminClient, accepted: dict[str, Any], timeout_s: float | None, output: Output) -> None:
     """Show an accepted order, or wait for its outcome and fail if it failed."""
-    operation = accepted["operation"]
-    name = operation["operation"] if isinstance(operation, dict) else str(operation)
     if timeout_s is None:
         show_item(accepted, output)
         return
-    outcome = client.finished(name, timeout_s)
+    outcome = client.finished(accepted["operation"], timeout_s)
     show_item(outcome, output)
     if outcome["status"] == "failed":
-        raise MidstreamError(f"{outcome.get('detail') or 'it failed'} ({outcome.get('code')})")
+        raise MidstreamError(f"{outcome['detail'] or 'it failed'} ({outcome['code']})")
 
 
 def _watch(client: AdminClient, migration: str | None) -> None:
-    ends = {"MigrationReleased", "MigrationAborted", "CommandRefused"}
-    if migration is not None and not client.get(f"/migrations/{migration}")["is_open"]:
-        say(f"{migration} has ended")
-    for entry in _moves(client, migration):
-        line(entry)
-        if migration is not None and entry["kind"] in ends:
+    after = None if migration is None else client.get(f"/migrations/{migration}")["decided_at"]
+    for entry in client.stream("/events/stream", migration=migration, after=after):
+        if "migration" in entry["event"]:
+            line(entry)
+        if migration is not None and entry["kind"] in MOVE_ENDS:
             return
 
 
-def _moves(client: AdminClient, migration: str | None) -> Iterator[dict[str, Any]]:
-    for _, entry in client.stream("/events/stream", migration=migration):
-        if "migration" in entry["event"]:
-            yield entry
+def _newest(client: AdminClient, limit: int, chosen: dict[str, str | None]) -> Iterator[dict[str, Any]]:
+    """The last facts that fit. Without a filter they are where the log ends; with one they must be looked for."""
+    if any(chosen.values()):
+        yield from deque(client.items("/events", limit=None, **chosen), maxlen=limit)
+        return
+    generation, _, seq = client.get("/health")["position"].partition("-")
+    after = f"{generation}-{max(int(seq) - limit, 0)}"
+    yield from client.items("/events", after=after, limit=limit)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from midstream.api.cli.context import globals_of
+from midstream.api.cli.context import admin_of, globals_of
 from midstream.api.cli.output import Output, OutputOption, column, line, say, show_item, show_items
 from midstream.control.errors import BadInput, MidstreamError
 
@@ -32,15 +32,17 @@ def demo(
     context: typer.Context,
     engine: Annotated[str, typer.Option(help="Engine of the instances.")] = "sim",
     seconds: Annotated[float, typer.Option(min=1, help="How much of the trace to play, seconds.")] = 60.0,
+    kill: Annotated[list[str] | None, typer.Option(help="Kill this process meanwhile (valkey, controller-0).")] = None,
     output: OutputOption = Output.table,
 ) -> None:
     """Play a real trace on four instances, move requests while they stream, verify everything.
 
-    Example: midstream demo --seconds 20
+    Example: midstream demo --seconds 20 --kill valkey
     """
-    from midstream.api import demo as demo_module
+    from midstream.api.demo import run
 
-    raise typer.Exit(demo_module.run(globals_of(context).settings(), engine=engine, seconds=seconds, output=output))
+    settings = globals_of(context).settings()
+    raise typer.Exit(run(settings, engine=engine, seconds=seconds, output=output, kill=kill or ()))
 
 
 def bench(
@@ -130,11 +132,9 @@ def _replay() -> typer.Typer:
 
 
 def _verify_here(context: typer.Context, overrides: dict[str, Any]) -> dict[str, Any]:
-    import msgspec
-
     from midstream.api.cli.up.state import read_state
     from midstream.control.adapters.sql_store import ArchiveStore
-    from midstream.control.replay import verify
+    from midstream.control.replay import as_json, verify
 
     settings = globals_of(context).settings()
     running = read_state(settings.data_dir) if settings.database_url is None else None
@@ -142,21 +142,18 @@ def _verify_here(context: typer.Context, overrides: dict[str, Any]) -> dict[str,
         raise BadInput(f"no archive: neither MIDSTREAM_DATABASE_URL is set nor is there a {settings.archive_path}")
     store = ArchiveStore(running.database_url if running else settings.archive_url)
     try:
-        report = verify(store.iterate(), overrides=overrides)
+        return as_json(verify(store.iterate(), overrides=overrides))
     finally:
         store.close()
-    found: dict[str, Any] = msgspec.to_builtins(report)
-    return found
 
 
 def _verify_remotely(context: typer.Context, overrides: dict[str, Any]) -> dict[str, Any]:
-    client = globals_of(context).admin()
-    accepted = client.post("/replays", {"overrides": overrides})["operation"]
-    name = accepted["operation"] if isinstance(accepted, dict) else str(accepted)
-    outcome = client.finished(name, WAIT_S)
+    client = admin_of(context)
+    operation = client.post("/replays", {"overrides": overrides})["operation"]
+    outcome = client.finished(operation, WAIT_S)
     if outcome["status"] == "failed":
-        raise MidstreamError(f"the replay failed: {outcome.get('detail')}")
-    found: dict[str, Any] = client.get(f"/replays/{name}")["result"]
+        raise MidstreamError(f"the replay failed: {outcome['detail']}")
+    found: dict[str, Any] = outcome["result"]
     return found
 
 
