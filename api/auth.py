@@ -1,10 +1,9 @@
-"""Who may do what on the HTTP faces: bearer keys kept as SHA-256, scopes, and the guard of the Host header."""
+"""Who may do what on the HTTP faces: bearer keys kept as SHA-256, and scopes."""
 
 from __future__ import annotations
 
-import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -13,9 +12,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from midstream.api.keys import SCOPES, Key, hash_key
 from midstream.api.problems import Problem
@@ -23,8 +20,6 @@ from midstream.api.settings import is_loopback
 from midstream.control.errors import BadInput
 
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
-
-_HOST = re.compile(rb"[A-Za-z0-9._-]+(:\d{1,5})?|\[[0-9A-Fa-f:.]+\](:\d{1,5})?")
 
 _bearer = HTTPBearer(auto_error=False, description="`Authorization: Bearer <key>`")
 
@@ -105,28 +100,6 @@ def check_guarded(routes: Iterable[BaseRoute], open_paths: frozenset[str] = froz
         is_guarded = isinstance(route, APIRoute) and _scopes(route.dependant)
         if not is_guarded and getattr(route, "path", "") not in open_paths:
             raise TypeError(f"route {route} asks for no scope")
-
-
-class HostGuard:
-    """ASGI middleware: refuses a malformed Host header, and names other than `hosts` if given (DNS rebinding)."""
-
-    def __init__(self, app: ASGIApp, hosts: tuple[str, ...] | None, refuse: Callable[[Problem], Response]) -> None:
-        self._app = app
-        self._hosts = hosts
-        self._refuse = refuse
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not self._is_good(scope):
-            problem = Problem(400, "bad_host", "the Host header is malformed or names another server")
-            await self._refuse(problem)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _is_good(self, scope: Scope) -> bool:
-        hosts = [value for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
-            return False
-        return self._hosts is None or re.sub(r":\d+$", "", hosts[0].decode().lower()) in self._hosts
 
 
 def _unauthorized(code: str, detail: str) -> Problem:

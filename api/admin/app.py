@@ -14,8 +14,9 @@ from midstream.api.admin.deps import AdminDeps, Deps, Reader
 from midstream.api.admin.metrics import render
 from midstream.api.admin.orders import API
 from midstream.api.admin.parts import make_parts
-from midstream.api.auth import HostGuard, Keyring, check_guarded
+from midstream.api.auth import Keyring, check_guarded
 from midstream.api.closing import closing_of
+from midstream.api.guards import BodyGuard, HostGuard
 from midstream.api.problems import MEDIA_TYPE, Problem, ProblemBody, install_problems, problem_response
 from midstream.control.errors import ArchiveUnavailable, LogUnavailable
 
@@ -38,9 +39,7 @@ async def openapi(_: Reader, request: Request) -> JSONResponse:
 
 def create_admin(deps: AdminDeps) -> FastAPI:
     """The app. Raises `BadInput` for no keys on another address than loopback."""
-    app = FastAPI(
-        title="Midstream admin API", version="1", openapi_url=None, max_body_size=deps.settings.body_bytes_max
-    )
+    app = FastAPI(title="Midstream admin API", version="1", openapi_url=None)
     app.state.deps = deps
     app.state.parts = make_parts(deps, closing_of(app))
     app.state.keyring = keyring = Keyring(deps.settings.keys, host=deps.settings.host)
@@ -51,6 +50,7 @@ def create_admin(deps: AdminDeps) -> FastAPI:
     install_problems(app)
     app.add_exception_handler(ArchiveUnavailable, _unavailable)
     app.add_exception_handler(LogUnavailable, _unavailable)
+    app.add_middleware(BodyGuard, bytes_max=deps.settings.body_bytes_max, refuse=problem_response)
     app.add_middleware(HostGuard, hosts=keyring.hosts, refuse=problem_response)
     return app
 

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from midstream.api.auth import HostGuard, Keyring, Scoped, check_guarded
+from midstream.api.auth import Keyring, Scoped, check_guarded
 from midstream.api.closing import Closing, LiveResponse, closing_of
 from midstream.api.gateway.choices import Choice
 from midstream.api.gateway.exchange import Exchange, FaceMetrics, StreamedExchange, WholeExchange
@@ -30,6 +30,7 @@ from midstream.api.gateway.openai_types import (
 from midstream.api.gateway.port import TextGateway
 from midstream.api.gateway.rendering import ChatRenderer, CompletionRenderer, Look, Renderer, error_body
 from midstream.api.gateway.text import VOCABULARY_DEFAULT, Tokenizer
+from midstream.api.guards import BodyGuard, HostGuard
 from midstream.api.keys import Key
 from midstream.api.problems import Problem, from_http
 from midstream.control.ports import Clock
@@ -149,9 +150,10 @@ def create_openai_app(
     Raises `BadInput` for bad keys, and for no keys on another address than loopback.
     """
     face = Face(gateway, settings, clock, registry or CollectorRegistry())
-    app = FastAPI(title="Midstream gateway", openapi_url=None, max_body_size=settings.body_bytes_max)
+    app = FastAPI(title="Midstream gateway", openapi_url=None)
     app.state.keyring = keyring = Keyring(settings.keys, host=settings.host)
     _install_errors(app)
+    app.add_middleware(BodyGuard, bytes_max=settings.body_bytes_max, refuse=error_response)
     app.add_middleware(HostGuard, hosts=keyring.hosts, refuse=error_response)
     _install_routes(app, face, closing_of(app))
     check_guarded(app.routes, frozenset({"/health"}))

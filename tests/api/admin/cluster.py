@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 
 from midstream.api.admin.app import create_admin
 from midstream.api.admin.deps import AdminDeps, AdminSettings
@@ -131,14 +132,27 @@ def small_cluster() -> Log:
     return log
 
 
-@contextlib.asynccontextmanager
-async def serving(log: Log, jobs: MemoryJobs | None = None, **settings: Any) -> AsyncIterator[Served]:
-    """The admin API on a free port."""
+def admin_app(log: Log, jobs: MemoryJobs | None = None, archive: Any = None, **settings: Any) -> FastAPI:
+    """The app on this cluster."""
     deps = AdminDeps(
-        follower=log, archive=log.archive, recorder=log, jobs=jobs or MemoryJobs(), clock=SystemClock(),
+        follower=log, archive=archive or log.archive, recorder=log, jobs=jobs or MemoryJobs(), clock=SystemClock(),
         settings=AdminSettings(**settings),
     )  # fmt: skip
-    served = await serve(create_admin(deps), "127.0.0.1", 0)
+    return create_admin(deps)
+
+
+@contextlib.asynccontextmanager
+async def client_of(log: Log, jobs: MemoryJobs | None = None, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the app without a socket between: for everything that is no stream."""
+    transport = httpx.ASGITransport(admin_app(log, jobs, **options))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/api/v1") as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def serving(log: Log, **options: Any) -> AsyncIterator[Served]:
+    """The admin API on a free port."""
+    served = await serve(admin_app(log, **options), "127.0.0.1", 0)
     try:
         yield served
     finally:
@@ -146,10 +160,10 @@ async def serving(log: Log, jobs: MemoryJobs | None = None, **settings: Any) -> 
 
 
 @contextlib.asynccontextmanager
-async def client_of(log: Log, jobs: MemoryJobs | None = None, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of it."""
+async def live_client_of(log: Log, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a real server."""
     async with (
-        serving(log, jobs, **settings) as served,
+        serving(log, **options) as served,
         httpx.AsyncClient(base_url=f"{served.url}/api/v1", timeout=20) as client,
     ):
         yield client
