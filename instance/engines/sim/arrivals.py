@@ -22,7 +22,7 @@ class Arrivals:
     def __init__(self, core: EngineCore, transfers: Mapping[str, Transfer], secret: bytes) -> None:
         self._core = core
         self._transfers = transfers
-        self._secret = secret
+        self._key = hashlib.blake2b(secret).digest()
         self._addresses: dict[str, str] = {}
         self._offers: dict[str, Reserved] = {}
         self._endings: dict[str, asyncio.Task[int]] = {}
@@ -57,7 +57,7 @@ class Arrivals:
             cached=reservation.cached,
             transfer=name,
             address=self._addresses[name],
-            handle=hashlib.blake2b(slot.encode(), key=self._secret, digest_size=HANDLE_BYTES).hexdigest(),
+            handle=hashlib.blake2b(slot.encode(), key=self._key, digest_size=HANDLE_BYTES).hexdigest(),
         )
         self._offers[slot] = offer
         self._transfers[name].expect(offer.handle, lambda index: self._core.incoming(reservation, index))

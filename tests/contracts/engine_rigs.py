@@ -1,0 +1,182 @@
+"""What the engine contract needs: two engines of one model, a reader of outputs, and a plain way to move a run."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from midstream.control.errors import Refused
+from midstream.control.ids import Node
+from midstream.instance.engines.base import Engine, Reserved, Route, SlotProgress
+from midstream.instance.engines.sim.config import SimConfig
+from midstream.instance.engines.sim.engine import SimEngine
+from midstream.instance.engines.sim.reference import reference_output
+from midstream.migration.plan import blocks_for
+from midstream.migration.protocol.messages import RequestSpec, RunState, Sampling
+from midstream.migration.transfers.base import Transfer
+from midstream.migration.transfers.memory import MemoryTransfer
+from midstream.migration.transfers.rpc import RpcTransfer
+from midstream.migration.wires.memory import MemoryNetwork
+from tests.contracts.engine_links import Link
+
+PATIENCE_S = 20.0
+
+
+def sim_memory() -> SimRig:
+    network = MemoryNetwork(random.Random(1))
+    return SimRig(lambda name: MemoryTransfer(network, Node(f"llumlet/{name}", 1, name)))
+
+
+def sim_rpc() -> SimRig:
+    return SimRig(lambda _: RpcTransfer("127.0.0.1", secret=b"a secret of the cluster"))
+
+
+RIGS: dict[str, Callable[[], Rig]] = {"sim-memory": sim_memory, "sim-rpc": sim_rpc}
+"""A new engine is held to the contract by one line here."""
+
+
+class Rig(Protocol):
+    """One kind of engine under the contract. Sizes are small: tests fill them."""
+
+    slots: int
+    blocks: int
+    block_tokens: int
+    links: dict[str, Link]
+    """The transfers of engines `a` and `b`, which can be told to wait, fail or alter bytes."""
+
+    def engine(self, name: str) -> Engine: ...
+
+    def undisturbed(self, spec: RequestSpec) -> tuple[tuple[int, ...], str]:
+        """Output ids and finish reason of a run that nothing happens to."""
+
+    def faults(self, engine: Engine) -> tuple[str, ...]:
+        """Broken invariants inside the engine."""
+
+
+class SimRig:
+    """Simulated engines with steps of about 1.5 ms, over one of the transfers."""
+
+    slots, blocks, block_tokens = 4, 64, 4
+
+    def __init__(self, transfer: Callable[[str], Transfer]) -> None:
+        self.links = {name: Link(transfer(name)) for name in ("a", "b")}
+        self._config = SimConfig(
+            blocks_total=self.blocks,
+            block_tokens=self.block_tokens,
+            slots_max=self.slots,
+            step_tokens_max=8,
+            tokens_max=200,
+            time_scale=0.05,
+        )
+
+    def engine(self, name: str) -> Engine:
+        link = self.links[name]
+        return SimEngine(self._config, {link.name: link})
+
+    def undisturbed(self, spec: RequestSpec) -> tuple[tuple[int, ...], str]:
+        return reference_output(spec, self._config)
+
+    def faults(self, engine: Engine) -> tuple[str, ...]:
+        assert isinstance(engine, SimEngine)
+        return engine.faults()
+
+
+class Bench:
+    """One engine with a reader that takes its outputs and holds them to their order."""
+
+    def __init__(self, engine: Engine, link: Link) -> None:
+        self.engine = engine
+        self.link = link
+        self.outputs: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[bytes]] = {}
+        self.finishes: dict[str, str] = {}
+        self.news = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._read())
+
+    async def _read(self) -> None:
+        while True:
+            for output in await self.engine.outputs():
+                assert output.slot not in self.finishes, "output after the finish"
+                ids = self.outputs.setdefault(output.slot, [])
+                if not ids:
+                    ids += [-1] * output.first
+                assert output.first == len(ids), "a hole or a repeat"
+                ids += output.ids
+                self.logprobs.setdefault(output.slot, []).extend(output.logprobs)
+                if output.finish is not None:
+                    self.finishes[output.slot] = output.finish
+            self.news.set()
+
+    async def close(self) -> None:
+        failed = self._task.done()
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        if failed:
+            self._task.result()
+
+    def made(self, slot: str) -> tuple[int, ...]:
+        """Ids that the slot has put out here."""
+        return tuple(token for token in self.outputs.get(slot, ()) if token >= 0)
+
+    async def finish(self, slot: str) -> str:
+        """Wait for the end of a run."""
+        async with asyncio.timeout(PATIENCE_S):
+            while slot not in self.finishes:
+                if self._task.done():
+                    self._task.result()
+                self.news.clear()
+                await self.news.wait()
+        return self.finishes[slot]
+
+    async def until(self, slot: str, reached: Callable[[SlotProgress], bool]) -> SlotProgress:
+        """Wait until a run's progress satisfies a condition."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not reached(progress := await self.engine.describe(slot)):
+                await asyncio.sleep(0.0002)
+        return progress
+
+    async def is_gone(self, slot: str) -> bool:
+        try:
+            await self.engine.describe(slot)
+        except Refused as refusal:
+            return refusal.code == "gone"
+        return False
+
+
+def request(name: str, prompt_tokens: int = 21, **sampling: object) -> RequestSpec:
+    """A request whose prompt follows from its name."""
+    first = sum(name.encode()) * 37
+    prompt = tuple(3 + (first + 11 * i) % 900 for i in range(prompt_tokens))
+    settings = {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True} | sampling
+    return RequestSpec(request=name, prompt=prompt, sampling=Sampling(**settings))
+
+
+async def reserve(source: Bench, target: Bench, slot: str, spec: RequestSpec, block_tokens: int) -> Reserved:
+    """Room at the target for all the run can become; none for one without blocks."""
+    progress = await source.engine.describe(slot)
+    blocks = blocks_for(len(spec.prompt) + spec.sampling.max_tokens, block_tokens) if progress.blocks else 0
+    outputs = source.made(slot)
+    return await target.engine.reserve(f"{slot}'", spec, outputs, blocks, source.engine.transfers())
+
+
+def route(reserved: Reserved) -> Route:
+    return Route(transfer=reserved.transfer, address=reserved.address, handle=reserved.handle)
+
+
+async def move(source: Bench, target: Bench, slot: str, spec: RequestSpec, block_tokens: int) -> RunState:
+    """Move a run, in two rounds and a final one; it goes on at the target as `slot` with a prime."""
+    reserved = await reserve(source, target, slot, spec, block_tokens)
+    first = reserved.cached
+    if reserved.blocks:
+        for _ in range(2):
+            report = await source.engine.copy(slot, first, route(reserved))
+            first = report.next_block
+    state = await source.engine.freeze(slot)
+    if state.computed:
+        report = await source.engine.copy(slot, first, route(reserved))
+        assert report.blocks_left == 0
+    await target.engine.adopt(f"{slot}'", state)
+    await source.engine.abort(slot)
+    return state

@@ -1,0 +1,600 @@
+"""One contract for every engine: runs go on exactly wherever they are moved, and no block is lost or shared wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import pytest
+
+from midstream.control.errors import Refused, TransferFailed
+from midstream.control.state import Load
+from midstream.instance.engines.base import SlotProgress
+from midstream.migration.protocol.messages import RequestSpec
+from tests.contracts.engine_rigs import PATIENCE_S, RIGS, Bench, Rig, move, request, reserve, route
+
+SAMPLINGS: dict[str, dict[str, object]] = {
+    "greedy": {},
+    "seeded": {"temperature": 0.9, "seed": 42},
+    "unseeded": {"temperature": 1.0},
+    "nucleus": {"temperature": 1.1, "seed": 7, "top_k": 5, "top_p": 0.8},
+    "penalties": {"temperature": 0.7, "seed": 3, "presence_penalty": 1.5, "frequency_penalty": 1.0},
+    "limits": {"min_tokens": 30, "ignore_eos": False, "stop_token_ids": tuple(range(3, 40))},
+    "logprobs": {"temperature": 0.5, "seed": 9, "logprobs": 3},
+}
+PHASES = ("waiting", "prefill", "decode", "preempted")
+
+
+class Pair(NamedTuple):
+    rig: Rig
+    a: Bench
+    b: Bench
+
+
+@pytest.fixture(params=sorted(RIGS))
+async def engine_pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    """Two started engines; afterwards every block is where it was before (P07)."""
+    rig = RIGS[request.param]()
+    engines = {name: rig.engine(name) for name in ("a", "b")}
+    for engine in engines.values():
+        await engine.start()
+    before = {name: engine.account() for name, engine in engines.items()}
+    benches = {name: Bench(engine, rig.links[name]) for name, engine in engines.items()}
+    yield Pair(rig, benches["a"], benches["b"])
+    for name, engine in engines.items():
+        for run in engine.progress():
+            await engine.abort(run.slot)
+        await benches[name].close()
+        assert engine.account() == before[name]
+        assert rig.faults(engine) == ()
+        await engine.stop()
+        assert benches[name].link.channels_open == 0
+
+
+def blockers(pair: Pair, max_tokens: int = 150) -> list[RequestSpec]:
+    """Requests that take every slot for long and, growing, more blocks than there are."""
+    return [request(f"blocker {i}", 45 + i, max_tokens=max_tokens) for i in range(pair.rig.slots - 1)]
+
+
+async def bring(pair: Pair, phase: str, spec: RequestSpec) -> SlotProgress:
+    """Submit a run to `a` and let it come to a phase."""
+    a = pair.a
+    if phase in ("waiting", "preempted"):
+        for blocker in blockers(pair):
+            await a.engine.submit(blocker.request, blocker)
+    if phase == "waiting":
+        extra = request("one more", 9, max_tokens=150)
+        await a.engine.submit(extra.request, extra)
+        await a.until(extra.request, lambda p: p.phase != "waiting")
+    await a.engine.submit("x", spec)
+    reached = {
+        "waiting": lambda p: p.phase == "waiting",
+        "prefill": lambda p: p.phase == "prefill" and p.computed > 0,
+        "decode": lambda p: p.outputs >= 5,
+        "preempted": lambda p: p.preemptions > 0 and p.phase == "waiting",
+    }
+    return await a.until("x", reached[phase])
+
+
+def long_enough(phase: str, sampling: dict[str, object]) -> RequestSpec:
+    """A request that is still there when the phase comes."""
+    prompt = {"prefill": 70, "preempted": 30}.get(phase, 21)
+    if phase == "preempted" and "min_tokens" not in sampling:
+        return request("x", prompt, **sampling, max_tokens=100)
+    return request("x", prompt, **sampling)
+
+
+# --- serving -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+async def test_P02_P03_outputs_come_in_order_and_are_those_of_the_undisturbed_run(
+    engine_pair: Pair, sampling: str
+) -> None:
+    a = engine_pair.a
+    spec = request("x", **SAMPLINGS[sampling])
+    await a.engine.submit("x", spec)
+    assert (await a.finish("x"), a.made("x")) == engine_pair.rig.undisturbed(spec)[::-1]
+
+
+async def test_P03_no_run_depends_on_the_company_it_keeps(engine_pair: Pair) -> None:
+    """Batch, preemption and prefix hits change nothing."""
+    a = engine_pair.a
+    specs = [request(f"r{i // 2}", 20 + i // 2, max_tokens=70, temperature=0.8, seed=i) for i in range(8)]
+    for i, spec in enumerate(specs):
+        await a.engine.submit(f"s{i}", spec)
+    for i, spec in enumerate(specs):
+        assert (await a.finish(f"s{i}"), a.made(f"s{i}")) == engine_pair.rig.undisturbed(spec)[::-1]
+    assert a.engine.load().preemptions > 0
+    assert a.engine.load() == Load(
+        blocks_free=engine_pair.rig.blocks, preemptions=a.engine.load().preemptions, step_ms=a.engine.load().step_ms
+    )
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("done", [1, 17, 39])
+async def test_P03_P06_replayed_outputs_count_as_generated(engine_pair: Pair, sampling: str, done: int) -> None:
+    a, spec = engine_pair.a, request("x", **SAMPLINGS[sampling])
+    ids, finish = engine_pair.rig.undisturbed(spec)
+    done = min(done, len(ids) - 1)
+    await a.engine.submit("x", spec, ids[:done])
+    assert await a.finish("x") == finish
+    assert a.made("x") == ids[done:]
+    assert len(a.outputs["x"]) == len(ids)
+
+
+async def test_P04_a_replay_of_all_outputs_ends_at_once(engine_pair: Pair) -> None:
+    a = engine_pair.a
+    for slot, sampling in (("length", {}), ("stop", {"stop_token_ids": tuple(range(3, 40))})):
+        spec = request(slot, **sampling)
+        ids, finish = engine_pair.rig.undisturbed(spec)
+        assert finish == slot
+        await a.engine.submit(slot, spec, ids)
+        assert await a.finish(slot) == finish
+        assert a.made(slot) == ()
+
+
+async def test_a_slot_that_exists_is_left_as_it_is(engine_pair: Pair) -> None:
+    a, spec = engine_pair.a, request("x")
+    await a.engine.submit("x", spec)
+    await a.until("x", lambda p: p.outputs > 2)
+    await a.engine.submit("x", spec)
+    assert await a.finish("x") == "length"
+    assert a.made("x") == engine_pair.rig.undisturbed(spec)[0]
+
+
+@pytest.mark.parametrize(
+    ("code", "spec"),
+    [
+        ("too_long", request("x", 100, max_tokens=200)),
+        ("bad_request", request("x", 0)),
+        ("bad_request", request("x", max_tokens=0)),
+        ("bad_request", request("x", temperature=-1.0)),
+    ],
+)
+async def test_what_cannot_be_run_is_refused(engine_pair: Pair, code: str, spec: RequestSpec) -> None:
+    with pytest.raises(Refused) as refusal:
+        await engine_pair.a.engine.submit("x", spec)
+    assert refusal.value.code == code
+    with pytest.raises(Refused) as refusal:
+        await engine_pair.a.engine.reserve("y", spec, (), 4, engine_pair.b.engine.transfers())
+    assert refusal.value.code == code
+
+
+async def test_a_run_before_others_in_rank_goes_first(engine_pair: Pair) -> None:
+    a, spec = engine_pair.a, request("late", max_tokens=3)
+    for blocker in blockers(engine_pair, 20):
+        await a.engine.submit(blocker.request, blocker)
+    await a.engine.submit("fills", request("fills", max_tokens=20))
+    await a.engine.submit("early", request("early", max_tokens=30))
+    await a.engine.submit("late", RequestSpec(request="late", prompt=spec.prompt, sampling=spec.sampling, priority=-1))
+    await a.finish("late")
+    assert "early" not in a.finishes
+
+
+# --- moving --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("phase", PHASES)
+async def test_P03_a_moved_run_goes_on_exactly(engine_pair: Pair, phase: str, sampling: str) -> None:
+    rig, a, b = engine_pair
+    spec = long_enough(phase, SAMPLINGS[sampling])
+    await bring(engine_pair, phase, spec)
+    state = await move(a, b, "x", spec, rig.block_tokens)
+    ids, finish = rig.undisturbed(spec)
+    assert await b.finish("x'") == finish
+    assert state.outputs + b.made("x'") == ids
+    assert await a.is_gone("x")
+    logprobs = [*state.logprobs, *b.logprobs["x'"]]
+    assert len(logprobs) == (len(ids) if spec.sampling.logprobs is not None else 0)
+
+
+async def test_P03_there_and_back_and_there_again(engine_pair: Pair) -> None:
+    rig, a, b = engine_pair
+    spec = request("x", 21, max_tokens=100, temperature=0.8, seed=5, frequency_penalty=0.5)
+    await a.engine.submit("x", spec)
+    slot, here, there = "x", a, b
+    for stop in (10, 30, 50):
+        await here.until(slot, lambda p, stop=stop: p.outputs >= stop)
+        state = await move(here, there, slot, spec, rig.block_tokens)
+        there.outputs[f"{slot}'"] = list(state.outputs)
+        slot, here, there = f"{slot}'", there, here
+    assert await here.finish(slot) == "length"
+    assert here.made(slot) == rig.undisturbed(spec)[0]
+
+
+async def test_two_moves_at_once_do_not_disturb_each_other(engine_pair: Pair) -> None:
+    rig, a, b = engine_pair
+    specs = [request("p", 30, max_tokens=60), request("q", 30, max_tokens=60, temperature=0.7)]
+    await asyncio.gather(
+        a.engine.submit("p", specs[0]), b.engine.submit("q", specs[1]), a.engine.submit("r", request("r"))
+    )
+    await a.until("p", lambda p: p.outputs > 4)
+    await b.until("q", lambda p: p.outputs > 4)
+    states = await asyncio.gather(
+        move(a, b, "p", specs[0], rig.block_tokens), move(b, a, "q", specs[1], rig.block_tokens)
+    )
+    for bench, slot, spec, state in ((b, "p'", specs[0], states[0]), (a, "q'", specs[1], states[1])):
+        await bench.finish(slot)
+        assert state.outputs + bench.made(slot) == rig.undisturbed(spec)[0]
+
+
+async def test_blocks_in_the_targets_prefix_cache_are_not_sent(engine_pair: Pair) -> None:
+    rig, a, b = engine_pair
+    spec = request("x", 33)
+    await b.engine.submit("before", spec)
+    await b.finish("before")
+    await a.engine.submit("x", spec)
+    await a.until("x", lambda p: p.outputs > 5)
+    reserved = await reserve(a, b, "x", spec, rig.block_tokens)
+    assert reserved.cached >= 33 // rig.block_tokens
+    with pytest.raises(TransferFailed):
+        await a.engine.copy("x", reserved.cached - 1, route(reserved))
+    state = await a.engine.freeze("x")
+    report = await a.engine.copy("x", reserved.cached, route(reserved))
+    assert report.blocks == state.blocks - reserved.cached
+    await b.engine.adopt("x'", state)
+    await b.finish("x'")
+    assert state.outputs + b.made("x'") == rig.undisturbed(spec)[0]
+
+
+async def test_an_adopted_run_does_not_wait_behind_the_queue(engine_pair: Pair) -> None:
+    rig, a, b = engine_pair
+    spec = request("x", 21)
+    await bring(engine_pair, "decode", spec)
+    reserved = await reserve(a, b, "x", spec, rig.block_tokens)
+    for blocker in blockers(engine_pair):
+        await b.engine.submit(blocker.request, blocker)
+    await b.engine.submit("queued", request("queued"))
+    state = await a.engine.freeze("x")
+    await a.engine.copy("x", reserved.cached, route(reserved))
+    await b.engine.adopt("x'", state)
+    assert (await b.engine.describe("x'")).phase == "decode"
+    assert (await b.engine.describe("queued")).phase == "waiting"
+    await b.until("x'", lambda p: p.outputs > len(state.outputs))
+
+
+@pytest.mark.parametrize("damage", ["byte", "swap"])
+async def test_P03_wrong_bytes_at_the_target_change_the_output(engine_pair: Pair, damage: str) -> None:
+    """The instrument itself: without it no other test here means anything."""
+    rig, a, b = engine_pair
+    spec = request("x", 21)
+    await bring(engine_pair, "decode", spec)
+    if damage == "byte":
+        a.link.flip = (2, 5)
+    else:
+        a.link.swaps = True
+    state = await move(a, b, "x", spec, rig.block_tokens)
+    await b.finish("x'")
+    assert state.outputs + b.made("x'") != rig.undisturbed(spec)[0]
+
+
+# --- freezing and thawing ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_P10_thaw_leaves_a_run_exactly_as_it_was(engine_pair: Pair, phase: str) -> None:
+    rig, a, _ = engine_pair
+    spec = long_enough(phase, SAMPLINGS["penalties"])
+    await bring(engine_pair, phase, spec)
+    state = await a.engine.freeze("x")
+    frozen = await a.engine.describe("x")
+    assert frozen.phase == "frozen"
+    await asyncio.sleep(0.02)
+    assert await a.engine.freeze("x") == state
+    assert await a.engine.describe("x") == frozen
+    await a.engine.thaw("x")
+    thawed = await a.engine.describe("x")
+    assert (thawed.tokens, thawed.computed, thawed.blocks) == (frozen.tokens, frozen.computed, frozen.blocks)
+    await a.engine.thaw("x")
+    await a.finish("x")
+    assert a.made("x") == rig.undisturbed(spec)[0]
+
+
+async def test_P12_every_output_was_put_out_before_freeze_returns(engine_pair: Pair) -> None:
+    a, spec = engine_pair.a, request("x", max_tokens=100)
+    await bring(engine_pair, "decode", spec)
+    state = await a.engine.freeze("x")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert a.made("x") == state.outputs
+    assert state.computed == len(spec.prompt) + len(state.outputs) - 1
+    await asyncio.sleep(0.02)
+    assert a.made("x") == state.outputs
+
+
+async def test_freeze_of_what_is_gone_or_just_ended_is_refused(engine_pair: Pair) -> None:
+    a = engine_pair.a
+    with pytest.raises(Refused) as refusal:
+        await a.engine.freeze("nobody")
+    assert refusal.value.code == "gone"
+    await a.engine.submit("x", request("x", 5, max_tokens=1))
+    while (await a.engine.describe("x")).phase == "waiting":
+        await asyncio.sleep(0)
+    with pytest.raises(Refused) as refusal:
+        await a.engine.freeze("x")
+    assert refusal.value.code == "finished"
+
+
+async def test_a_freeze_nobody_waits_for_freezes_nothing(engine_pair: Pair) -> None:
+    a, spec = engine_pair.a, request("x", max_tokens=60)
+    await bring(engine_pair, "decode", spec)
+    for wait_s in (0.0, 0.001, 0.003):
+        freezing = asyncio.create_task(a.engine.freeze("x"))
+        await asyncio.sleep(wait_s)
+        if freezing.cancel():
+            await asyncio.wait({freezing})
+        else:
+            await a.engine.thaw("x")
+    assert await a.finish("x") == "length"
+    assert a.made("x") == engine_pair.rig.undisturbed(spec)[0]
+
+
+async def test_a_frozen_run_gives_way_to_nobody_and_others_go_on(engine_pair: Pair) -> None:
+    rig, a, _ = engine_pair
+    spec = request("x", max_tokens=60)
+    await bring(engine_pair, "decode", spec)
+    state = await a.engine.freeze("x")
+    for blocker in blockers(engine_pair):
+        await a.engine.submit(blocker.request, blocker)
+    for blocker in blockers(engine_pair):
+        await a.finish(blocker.request)
+    assert (await a.engine.describe("x")).blocks >= state.blocks
+    await a.engine.thaw("x")
+    await a.finish("x")
+    assert a.made("x") == rig.undisturbed(spec)[0]
+
+
+# --- copies --------------------------------------------------------------------------------------
+
+
+async def copy_in_progress(pair: Pair, spec: RequestSpec) -> asyncio.Task[object]:
+    """A copy of slot x that has begun and waits at the gate."""
+    rig, a, b = pair
+    reserved = await reserve(a, b, "x", spec, rig.block_tokens)
+    a.link.gate.clear()
+    a.link.sending.clear()
+    copy = asyncio.create_task(a.engine.copy("x", reserved.cached, route(reserved)))
+    async with asyncio.timeout(PATIENCE_S):
+        await a.link.sending.wait()
+    return copy
+
+
+async def refusal_of(copy: asyncio.Task[object]) -> str:
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(Refused) as refusal:
+            await copy
+    return refusal.value.code
+
+
+async def test_P05_blocks_preempted_under_a_copy_are_refused_not_served(engine_pair: Pair) -> None:
+    rig, a, b = engine_pair
+    spec = request("x", 30, max_tokens=100)
+    for blocker in blockers(engine_pair):
+        await a.engine.submit(blocker.request, blocker)
+    await a.engine.submit("x", spec)
+    await a.until("x", lambda p: p.outputs > 3)
+    copy = await copy_in_progress(engine_pair, spec)
+    assert await refusal_of(copy) == "preempted"
+    assert (await a.engine.describe("x")).preemptions > 0
+    await b.engine.abort("x'")
+    await a.finish("x")
+    assert a.made("x") == rig.undisturbed(spec)[0]
+
+
+async def test_L3_a_run_that_ends_under_a_copy_is_gone(engine_pair: Pair) -> None:
+    _, a, b = engine_pair
+    spec = request("x", 21)
+    await bring(engine_pair, "decode", spec)
+    copy = await copy_in_progress(engine_pair, spec)
+    assert await a.finish("x") == "length"
+    assert await refusal_of(copy) == "gone"
+    assert a.engine.account().owned == 0
+    await b.engine.abort("x'")
+
+
+async def test_the_run_decodes_on_under_a_copy_and_copied_blocks_are_pinned(engine_pair: Pair) -> None:
+    _, a, b = engine_pair
+    spec = request("x", 21)
+    await bring(engine_pair, "decode", spec)
+    copy = await copy_in_progress(engine_pair, spec)
+    made = len(a.made("x"))
+    await a.until("x", lambda p: p.outputs > made + 3)
+    a.link.gate.set()
+    report = await copy
+    assert report.blocks_left > 0
+    await b.engine.abort("x'")
+
+
+async def test_P10_a_cancelled_or_broken_copy_leaves_the_run_as_it_was(engine_pair: Pair) -> None:
+    rig, a, b = engine_pair
+    spec = request("x", 21)
+    await bring(engine_pair, "decode", spec)
+    copy = await copy_in_progress(engine_pair, spec)
+    copy.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await copy
+    a.link.gate.set()
+    a.link.is_broken = True
+    again = await b.engine.reserve("x''", spec, (), 12, a.engine.transfers())
+    with pytest.raises(TransferFailed):
+        await a.engine.copy("x", again.cached, route(again))
+    a.link.is_broken = False
+    for slot in ("x'", "x''"):
+        await b.engine.abort(slot)
+    state = await move(a, b, "x", spec, rig.block_tokens)
+    await b.finish("x'")
+    assert state.outputs + b.made("x'") == rig.undisturbed(spec)[0]
+
+
+async def test_A13_a_stale_route_is_refused(engine_pair: Pair) -> None:
+    """The reservation ended, its blocks went to others: no late byte may reach them."""
+    rig, a, b = engine_pair
+    spec, other = request("x", 21, max_tokens=60), request("other", 40)
+    await bring(engine_pair, "decode", spec)
+    reserved = await reserve(a, b, "x", spec, rig.block_tokens)
+    await b.engine.abort("x'")
+    await b.engine.submit("other", other)
+    with pytest.raises(TransferFailed):
+        await a.engine.copy("x", 0, route(reserved))
+    await b.finish("other")
+    assert b.made("other") == rig.undisturbed(other)[0]
+
+
+async def test_writes_after_the_adoption_are_refused(engine_pair: Pair) -> None:
+    rig, a, b = engine_pair
+    spec = request("x", 21)
+    await bring(engine_pair, "decode", spec)
+    reserved = await reserve(a, b, "x", spec, rig.block_tokens)
+    state = await a.engine.freeze("x")
+    await a.engine.copy("x", 0, route(reserved))
+    await b.engine.adopt("x'", state)
+    with pytest.raises(TransferFailed):
+        await a.engine.copy("x", 0, route(reserved))
+    await b.engine.adopt("x'", state)
+    await b.finish("x'")
+    assert state.outputs + b.made("x'") == rig.undisturbed(spec)[0]
+
+
+# --- reservations --------------------------------------------------------------------------------
+
+
+async def test_P07_P08_a_reservation_is_all_or_nothing(engine_pair: Pair) -> None:
+    rig, _, b = engine_pair
+    spec, offered = request("x", 21), b.engine.transfers()
+    first = await b.engine.reserve("one", spec, (), rig.blocks - 4, offered)
+    assert (first.blocks, b.engine.account().reserved) == (rig.blocks - 4, rig.blocks - 4)
+    assert await b.engine.reserve("one", spec, (), rig.blocks - 4, offered) == first
+    with pytest.raises(Refused) as refusal:
+        await b.engine.reserve("two", spec, (), 5, offered)
+    assert refusal.value.code == "no_blocks"
+    assert b.engine.account().reserved == rig.blocks - 4
+    assert b.engine.load().blocks_reserved == rig.blocks - 4
+    assert await b.engine.abort("one") == rig.blocks - 4
+    assert await b.engine.abort("one") == 0
+
+
+async def test_a_reservation_holds_a_slot(engine_pair: Pair) -> None:
+    rig, _, b = engine_pair
+    offered = b.engine.transfers()
+    for i in range(rig.slots):
+        await b.engine.reserve(f"r{i}", request("x", 21), (), 2, offered)
+    with pytest.raises(Refused) as refusal:
+        await b.engine.reserve("more", request("x", 21), (), 2, offered)
+    assert refusal.value.code == "no_slots"
+    await b.engine.submit("x", request("x", 5, max_tokens=2))
+    await asyncio.sleep(0.02)
+    assert (await b.engine.describe("x")).phase == "waiting"
+    for i in range(rig.slots):
+        await b.engine.abort(f"r{i}")
+    assert await b.finish("x") == "length"
+
+
+async def test_a_reservation_needs_a_common_transfer(engine_pair: Pair) -> None:
+    with pytest.raises(Refused) as refusal:
+        await engine_pair.b.engine.reserve("x", request("x", 21), (), 2, ("carrier pigeon",))
+    assert refusal.value.code == "no_transfer"
+
+
+async def test_a_reservation_is_no_run(engine_pair: Pair) -> None:
+    b = engine_pair.b
+    await b.engine.reserve("x", request("x", 21), (), 2, b.engine.transfers())
+    assert b.engine.progress() == ()
+    assert await b.is_gone("x")
+    with pytest.raises(Refused):
+        await b.engine.freeze("x")
+    await b.engine.thaw("x")
+    await b.engine.abort("x")
+
+
+async def test_adopt_without_a_reservation_is_refused(engine_pair: Pair) -> None:
+    rig, a, b = engine_pair
+    spec = request("x", 21)
+    await bring(engine_pair, "decode", spec)
+    state = await a.engine.freeze("x")
+    with pytest.raises(Refused) as refusal:
+        await b.engine.adopt("x'", state)
+    assert refusal.value.code == "gone"
+    await reserve(a, b, "x", spec, rig.block_tokens)
+    aborting = asyncio.create_task(b.engine.abort("x'"))
+    adopting = asyncio.create_task(b.engine.adopt("x'", state))
+    await asyncio.wait({aborting, adopting})
+    assert aborting.result() > 0
+    assert await b.is_gone("x'")
+    assert isinstance(adopting.exception(), Refused)
+
+
+async def test_B7_no_livelock_between_a_reservation_and_a_preempted_run(engine_pair: Pair) -> None:
+    """A holds blocks and waits for KV, B needs them: B waits in peace and goes on when A's lease ends."""
+    rig, a, _ = engine_pair
+    spec = request("x", 21, max_tokens=150)
+    await a.engine.submit("x", spec)
+    await a.until("x", lambda p: p.outputs > 2)
+    await a.engine.reserve("arriving", request("y", 21), (), a.engine.account().free, a.engine.transfers())
+    await asyncio.sleep(0.1)
+    stuck = await a.engine.describe("x")
+    await asyncio.sleep(0.05)
+    assert await a.engine.describe("x") == stuck
+    await a.engine.abort("arriving")
+    assert await a.finish("x") == "length"
+    assert a.made("x") == rig.undisturbed(spec)[0]
+
+
+# --- aborts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", [*PHASES, "frozen"])
+async def test_P09_an_abort_works_in_every_phase_and_twice(engine_pair: Pair, phase: str) -> None:
+    a = engine_pair.a
+    spec = long_enough(phase, {})
+    await bring(engine_pair, "decode" if phase == "frozen" else phase, spec)
+    if phase == "frozen":
+        await a.engine.freeze("x")
+    blocks = (await a.engine.describe("x")).blocks
+    freed = await a.engine.abort("x")
+    assert freed >= blocks
+    assert (freed == 0) == (phase in ("waiting", "preempted"))
+    assert await a.engine.abort("x") == 0
+    assert await a.is_gone("x")
+    made = a.made("x")
+    await asyncio.sleep(0.02)
+    assert a.made("x") == made
+
+
+async def test_P09_B3_an_abort_on_both_sides_of_a_copy_frees_everything(engine_pair: Pair) -> None:
+    rig, a, b = engine_pair
+    spec = request("x", 21, max_tokens=100)
+    await bring(engine_pair, "decode", spec)
+    copy = await copy_in_progress(engine_pair, spec)
+    await asyncio.gather(b.engine.abort("x'"), a.engine.abort("x"), b.engine.abort("x'"), a.engine.abort("x"))
+    assert a.engine.account().free == b.engine.account().free == rig.blocks
+    assert await refusal_of(copy) == "gone"
+
+
+async def test_P09_an_abort_under_a_freeze_answers_it(engine_pair: Pair) -> None:
+    a = engine_pair.a
+    await bring(engine_pair, "decode", request("x", max_tokens=100))
+    freezing = asyncio.create_task(a.engine.freeze("x"))
+    await asyncio.sleep(0)
+    await a.engine.abort("x")
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.wait({freezing})
+    assert freezing.exception() is None or isinstance(freezing.exception(), Refused)
+
+
+async def test_E5_load_returns_to_nothing_without_new_traffic(engine_pair: Pair) -> None:
+    a = engine_pair.a
+    for blocker in blockers(engine_pair):
+        await a.engine.submit(blocker.request, blocker)
+    await a.engine.submit("waits", request("waits"))
+    await a.engine.submit("waits too", request("waits too"))
+    await a.until("blocker 0", lambda p: p.outputs > 2)
+    busy = a.engine.load()
+    assert busy.running + busy.waiting == len(blockers(engine_pair)) + 2
+    for run in a.engine.progress():
+        await a.engine.abort(run.slot)
+    idle = a.engine.load()
+    assert (idle.running, idle.waiting, idle.blocks_waiting, idle.blocks_head) == (0, 0, 0, 0)
+    assert idle.blocks_free == engine_pair.rig.blocks
