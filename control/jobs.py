@@ -19,13 +19,14 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry as RedisRetry
 from rq import Queue, Retry, SimpleWorker
-from rq.exceptions import DuplicateJobError, StopRequested
+from rq.exceptions import DuplicateJobError, NoSuchJobError, StopRequested
 from rq.executions import Execution
-from rq.job import Job
+from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
 from midstream.control.adapters.sql_operations import ENDED, OperationStore
 from midstream.control.adapters.sql_store import ArchiveStore
+from midstream.control.codec import digest
 from midstream.control.errors import ArchiveUnavailable, BadInput, LogUnavailable, MidstreamError, Refused
 from midstream.control.ids import START, parse_position
 from midstream.control.ports import Clock
@@ -39,7 +40,7 @@ HEARTBEAT_TTL_S: Final = 30
 """A running job whose worker was not heard for so long is run again."""
 
 BEAT_S: Final = 1.0
-"""How often a running job writes its progress and hears whether it should stop."""
+"""How often a running job writes its progress and tells Redis that it lives."""
 
 JOB_TIMEOUT_S: Final = 3_600
 RETRIES_MAX: Final = 5
@@ -52,6 +53,10 @@ COMMAND_TIMEOUT_S: Final = 4.0
 WORKER_TIMEOUT_S: Final = float(WORKER_TTL_S)
 """Of the worker's socket: longer than its blocking wait for a job, `WORKER_TTL_S` - 15 s."""
 
+RESULT_TTL_S: Final = 600
+"""rq forgets a job so long after its end; the operation keeps its result."""
+
+GIVEN_UP: Final = (JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED)
 REPLAY: Final = "replay"
 
 logger = structlog.get_logger(__name__)
@@ -66,13 +71,19 @@ def queue_name(cluster: str) -> str:
     return f"midstream-{cluster}"
 
 
+def job_id(cluster: str, operation_id: str) -> str:
+    """Job ids are global in a Redis, and made of fewer characters than cluster names."""
+    return f"{digest(cluster.encode())[:8]}-{operation_id}"
+
+
 class JobQueue:
     """Where jobs are put. Calls block; an asyncio caller puts them into a thread."""
 
     def __init__(self, redis_url: str, *, cluster: str) -> None:
         """Connects at the first call. Raises `BadInput` for a bad address."""
+        self._cluster = cluster
         self._client = _client(redis_url, COMMAND_TIMEOUT_S)
-        self._queue = Queue(queue_name(cluster), connection=self._client, serializer=JSONSerializer, is_async=True)
+        self._queue = Queue(queue_name(cluster), connection=self._client, serializer=JSONSerializer)
 
     def enqueue_replay(
         self, operation_id: str, *, overrides: Mapping[str, Any] | None = None, upto: str | None = None
@@ -88,14 +99,32 @@ class JobQueue:
             parse_position(upto)
         kwargs = {"operation_id": operation_id, "overrides": dict(overrides or {}), "upto": upto}
         try:
-            self._queue.enqueue_call(
-                REPLAY, kwargs=kwargs, job_id=operation_id, unique=True, timeout=JOB_TIMEOUT_S,
-                retry=Retry(max=RETRIES_MAX), description=REPLAY,
-            )  # fmt: skip
-        except DuplicateJobError:
-            return
+            self._enqueue(job_id(self._cluster, operation_id), kwargs)
         except RedisError as error:
             raise LogUnavailable(f"the job could not be queued: {error}") from error
+
+    def _enqueue(self, id: str, kwargs: dict[str, Any]) -> None:
+        """Put it into the queue unless it waits, runs or is done; one that was given up is begun afresh."""
+        for _ in range(2):
+            try:
+                self._queue.enqueue_call(
+                    REPLAY, kwargs=kwargs, job_id=id, unique=True, timeout=JOB_TIMEOUT_S, description=REPLAY,
+                    retry=Retry(max=RETRIES_MAX), result_ttl=RESULT_TTL_S, failure_ttl=RESULT_TTL_S,
+                )  # fmt: skip
+                return
+            except DuplicateJobError:
+                if not self._forget_given_up(id):
+                    return
+
+    def _forget_given_up(self, id: str) -> bool:
+        try:
+            job = Job.fetch(id, connection=self._client, serializer=JSONSerializer)
+        except NoSuchJobError:
+            return True
+        if job.get_status() not in GIVEN_UP:
+            return False
+        job.delete()
+        return True
 
     def close(self) -> None:
         """Give up connections."""
@@ -105,14 +134,17 @@ class JobQueue:
 class JobContext:
     """What a worker lends to a job function."""
 
-    def __init__(self, database_url: str, clock: Clock, beat: Callable[[], None]) -> None:
+    def __init__(self, database_url: str, clock: Clock, beat: Callable[[], None], is_stopping: Callable[[], bool]):
         self.database_url = database_url
         self.clock = clock
         self._beat = beat
+        self._is_stopping = is_stopping
         self._due = time.monotonic()
 
     def is_beat_due(self) -> bool:
         """Once per `BEAT_S`: tell Redis that the job is alive. Raises `JobInterrupted` if it should stop."""
+        if self._is_stopping():
+            raise JobInterrupted("the worker stops")
         if time.monotonic() < self._due:
             return False
         self._due = time.monotonic() + BEAT_S
@@ -212,7 +244,9 @@ class Worker(SimpleWorker):
     def perform_job(self, job: Job, queue: Queue, execution: Execution) -> bool:
         """Lend the job its context and run it."""
         assert isinstance(job, ListedJob)
-        job.context = JobContext(self._database_url, self._clock, lambda: self._beat(job, execution))
+        job.context = JobContext(
+            self._database_url, self._clock, lambda: self._beat(job, execution), lambda: self.is_stopping
+        )
         return super().perform_job(job, queue, execution)
 
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
@@ -228,8 +262,6 @@ class Worker(SimpleWorker):
         """Nothing: it is called in a signal handler, which must not fail because Redis is away."""
 
     def _beat(self, job: Job, execution: Execution) -> None:
-        if self.is_stopping:
-            raise JobInterrupted("the worker stops")
         try:
             self.maintain_heartbeats(job, execution)
         except RedisError as error:

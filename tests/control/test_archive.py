@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import redis
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from hypothesis import HealthCheck, given, settings
@@ -19,8 +20,10 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from midstream import migrations
+from midstream.control.adapters.local_valkey import LocalValkey
 from midstream.control.adapters.memory_archive import MemoryArchive
 from midstream.control.adapters.memory_log import MemoryLog, MemoryLogStore
+from midstream.control.adapters.redis_log import RedisLog
 from midstream.control.adapters.sql import SqlArchive
 from midstream.control.adapters.sql_engine import make_engine, transaction
 from midstream.control.adapters.sql_schema import metadata
@@ -31,6 +34,7 @@ from midstream.control.errors import ArchiveUnavailable, BadInput, LogUnavailabl
 from midstream.control.events import Entry, Event, Fact, FactsMissed, TaskFailed
 from midstream.control.ids import START, Position
 from midstream.control.ports import Hole
+from midstream.control.publisher import Publisher
 from midstream.control.state import State
 from tests.control.histories import entry, load
 
@@ -494,6 +498,45 @@ async def test_two_archivers_at_once_are_harmless():
     await rig.say(100)
     await asyncio.gather(*(rig.archive_all(a) for a in archivers))
     assert await rig.archive.history(START, 1_000) == rig.server.entries
+
+
+async def test_P19_the_archive_heals_what_a_killed_valkey_lost(own_valkey: LocalValkey, database_url: str):
+    """The real things together: log, publisher and archiver through a kill -9 and a flush of the server."""
+    archive, heard, clock = SqlArchive(database_url), Heard(), HandClock()
+    logs = [RedisLog(own_valkey.url, cluster="c", opened_by=name) for name in ("publisher", "archiver")]
+    publisher = Publisher(logs[0], "llumlet/a", 1, clock)
+    archiver = Archiver(logs[1], archive, clock, heard, read_wait_ms=50)
+    tasks = [asyncio.create_task(publisher.run()), asyncio.create_task(archiver.run())]
+
+    async def say(count: int) -> None:
+        for _ in range(count):
+            publisher.record(TaskFailed(task="t", error="e"))
+            await asyncio.sleep(0)
+
+    async def all_archived(count: int) -> None:
+        async with asyncio.timeout(60):
+            while (await archive.counts()).get("TaskFailed", 0) < count:
+                await asyncio.sleep(0.05)
+
+    await say(700)
+    await all_archived(700)
+    own_valkey.kill()
+    await say(300)
+    own_valkey.start()
+    await all_archived(1_000)
+    with redis.Redis.from_url(own_valkey.url) as client:
+        client.flushall()
+    await say(50)
+    await all_archived(1_050)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert await archive.holes() == [] == heard.events
+    generations = {e.position.generation for e in await archive.history(START, 10_000)}
+    assert len(generations) >= 3
+    for log in logs:
+        await log.close()
+    await archive.close()
 
 
 async def test_P19_random_trouble_loses_nothing_and_repeats_nothing():
