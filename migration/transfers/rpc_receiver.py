@@ -92,7 +92,7 @@ async def _store(stream: Stream, header: wire.Header, reservation: Reservation) 
         if not await stream.read_into(views, may_write=lambda: reservation.is_open):
             raise Refusal(wire.UNKNOWN_HANDLE)
         if header.flags & wire.FLAG_CHECKSUM:
-            theirs = await stream.read(wire.CHECKSUM_BYTES)
+            theirs = await stream.read(wire.CHECKSUM.size)
             if theirs != await wire.checksum(table, views):
                 raise Refusal(wire.BAD_CHECKSUM)
     finally:
