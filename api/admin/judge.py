@@ -5,6 +5,8 @@ The controller judges again when it folds the fact: what passes here may still b
 
 from __future__ import annotations
 
+import json
+
 from midstream.api.problems import Problem
 from midstream.control.policies.room import Room, blocks_needed, pair_problem
 from midstream.control.state import InstanceView, RequestView, State
@@ -27,7 +29,7 @@ def find_request(state: State, request: str) -> RequestView:
 
 
 def judge_move(state: State, request: str, target: str | None) -> None:
-    """Raises `Problem`, 404 or 409, for a move that cannot be."""
+    """Raises `Problem`, 404 or 409, for a move that cannot be. The codes are the controller's (`decide.manual`)."""
     view = find_request(state, request)
     wanted = None if target is None else find_instance(state, target)
     source = find_instance(state, view.owner.instance)
@@ -36,12 +38,11 @@ def judge_move(state: State, request: str, target: str | None) -> None:
         raise Problem(409, *problem)
     if room.is_moving(view):
         raise Problem(409, "already_moving", f"{request} is being moved ({view.migration})")
+    if source.owner != view.owner or source.health != "up":
+        raise Problem(409, "source_down", f"{view.owner}, which holds {request}, is not up")
     if not view.is_movable:
         raise Problem(409, "not_movable", f"{request} cannot be moved exactly")
-    if wanted is not None and not _fits(room, view, wanted):
-        raise Problem(409, "target_full", f"{target} has no room for {request}")
-    if wanted is None and not any(pair_problem(source, other) is None for other in state.instances.values()):
-        raise Problem(409, "no_target", "no other instance could take it")
+    _judge_room(state, room, view, source, wanted)
 
 
 def judge_drain(state: State, instance: str) -> None:
@@ -59,5 +60,19 @@ def judge_undrain(state: State, instance: str) -> None:
         raise Problem(409, "not_draining", f"{instance} is not draining")
 
 
-def _fits(room: Room, view: RequestView, target: InstanceView) -> bool:
-    return room.fits(target, blocks_needed(view, target.fingerprint.block_tokens))
+def require_json(value: object) -> None:
+    """Raises `Problem` 422 for values that JSON text cannot carry: infinities, no-numbers, broken characters."""
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError as error:
+        raise Problem(422, "invalid_input", f"a value in the body cannot be kept: {error}") from error
+
+
+def _judge_room(state: State, room: Room, view: RequestView, source: InstanceView, wanted: InstanceView | None) -> None:
+    """Raises `Problem` 409 if the target, or without one every instance, has no room."""
+    others = [wanted] if wanted else [v for v in state.instances.values() if pair_problem(source, v) is None]
+    if not others:
+        raise Problem(409, "no_target", "no other instance could take it")
+    if not any(room.fits(other, blocks_needed(view, other.fingerprint.block_tokens)) for other in others):
+        who = f"{wanted.owner.instance} has no" if wanted else "no other instance has"
+        raise Problem(409, "target_full", f"{who} room for {view.request}")

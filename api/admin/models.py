@@ -10,6 +10,9 @@ from midstream.control.state import InstanceView, MigrationView, OperationView, 
 
 Place = Annotated[str, BeforeValidator(str), Field(description="A log position, `generation-seq`.", examples=["3-17"])]
 
+MS_MAX = 86_400_000
+"""Longest time a policy setting may name: a day."""
+
 
 class _Body(BaseModel):
     model_config = ConfigDict(from_attributes=True)
@@ -219,13 +222,13 @@ class PolicySettingsBody(_Body):
 
     dispatch: PolicyChoiceBody
     moves: tuple[PolicyChoiceBody, ...] = Field(max_length=32)
-    cooldown_ms: int = Field(ge=0)
+    cooldown_ms: int = Field(ge=0, le=MS_MAX)
     moves_per_tick_max: int = Field(ge=0, le=1_000)
     moves_per_instance_max: int = Field(ge=1, le=100)
-    pair_backoff_ms: int = Field(ge=0)
-    decision_ttl_ms: int = Field(ge=100)
-    suspect_after_ms: int = Field(ge=200)
-    lost_after_ms: int = Field(ge=200)
+    pair_backoff_ms: int = Field(ge=0, le=MS_MAX)
+    decision_ttl_ms: int = Field(ge=100, le=MS_MAX)
+    suspect_after_ms: int = Field(ge=200, le=MS_MAX)
+    lost_after_ms: int = Field(ge=200, le=MS_MAX)
 
 
 class MoveOrder(BaseModel):

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from midstream.api.admin.deps import AdminDeps
+from midstream.api.admin.judge import require_json
 from midstream.api.admin.models import PolicySettingsBody
 from midstream.api.auth import Caller
 from midstream.api.problems import Problem
@@ -53,6 +54,7 @@ class Policies:
 
 def read_settings(body: PolicySettingsBody) -> PolicySettings:
     """Settings that the registry knows. Raises `Problem` 422."""
+    require_json(body.model_dump())
     settings = msgspec.convert(body.model_dump(), PolicySettings)
     try:
         policies.check(settings)

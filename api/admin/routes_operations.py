@@ -7,6 +7,7 @@ from typing import Any, Final
 from fastapi import APIRouter
 
 from midstream.api.admin.deps import Deps, Job, Reader, Replayer
+from midstream.api.admin.judge import require_json
 from midstream.api.admin.models import Accepted, OperationBody, OperationPage, ReplayOrder
 from midstream.api.admin.orders import IdempotencyKey, Orders, accepted, operation_id
 from midstream.api.admin.paging import LIMIT, Cursor, Limit, page
@@ -46,6 +47,7 @@ async def create_replay(
     """Decide every archived tick again and compare, with some parameters of policies changed if asked."""
     operation = operation_id(caller, key)
     _refuse_other_use(orders, operation)
+    require_json(body.overrides)
     try:
         check_overrides(body.overrides)
     except BadInput as error:

@@ -55,6 +55,19 @@ async def test_P28_bad_input_is_a_problem(
     assert log.recorded == []
 
 
+@pytest.mark.parametrize("value", ["1e999", "NaN", '"\\ud800"'])
+async def test_P17_what_the_log_cannot_carry_exactly_is_refused(value: str) -> None:
+    log = small_cluster()
+    async with client_of(log) as client:
+        policies = (await client.get("/policies")).text
+        assert '"moves":[' in policies
+        moves = f'"moves":[{{"name":"balance","params":{{"low":{value}}}}},'
+        put = await client.put("/policies", content=policies.replace('"moves":[', moves), headers=JSON)
+        replay = await client.post("/replays", content=f'{{"overrides":{{"balance.low":{value}}}}}', headers=JSON)
+    assert code_of(put) == code_of(replay) == (422, "invalid_input")
+    assert log.recorded == []
+
+
 async def test_input_is_not_echoed_into_problems() -> None:
     log = small_cluster()
     async with client_of(log) as client:

@@ -12,6 +12,7 @@ from midstream.control.events import (
     DrainCancelled,
     DrainRequested,
     InstanceLost,
+    InstanceSuspected,
     LoadReported,
     MoveDecided,
     MoveRequested,
@@ -92,6 +93,10 @@ def lost(log: Log) -> None:
     log.say("control", InstanceLost(owner=Owner("i2", 1), silent_ms=1, witnesses=("g1",)))
 
 
+def source_suspect(log: Log) -> None:
+    log.say("control", InstanceSuspected(owner=Owner("i1", 1), silent_ms=3_000))
+
+
 def other_model(log: Log) -> None:
     log.instance("i3", fingerprint=replace(FINGERPRINT, model="other"))
 
@@ -114,6 +119,8 @@ def fixed(log: Log) -> None:
         (slots_full, {"request": "r1", "target": "i2"}, (409, "target_full")),
         (lost, {"request": "r1", "target": "i2"}, (409, "target_down")),
         (lost, {"request": "r1"}, (409, "no_target")),
+        (full, {"request": "r1"}, (409, "target_full")),
+        (source_suspect, {"request": "r1", "target": "i2"}, (409, "source_down")),
         (other_model, {"request": "r1", "target": "i3"}, (409, "different_fingerprint")),
         (fixed, {"request": "r1", "target": "i2"}, (409, "not_movable")),
         (None, {"request": "r1", "target": "i2", "force": True}, (422, "invalid_input")),
