@@ -116,7 +116,6 @@ def make_follower(settings: Settings, log: FactLog) -> Follower:
 def make_llumlet(settings: Settings, voice: Voice) -> Llumlet:
     """One instance's agent."""
     from midstream.instance.llumlet import Llumlet
-    from midstream.instance.settings import LlumletSettings
 
     return Llumlet(
         instance=voice.name,
@@ -125,7 +124,7 @@ def make_llumlet(settings: Settings, voice: Voice) -> Llumlet:
         log=voice.log,
         recorder=voice.recorder,
         clock=CLOCK,
-        settings=LlumletSettings(report_min_ms=settings.load_report_min_ms, report_max_ms=settings.load_report_max_ms),
+        settings=settings.llumlet,
     )
 
 

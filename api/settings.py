@@ -10,131 +10,35 @@ import ipaddress
 import json
 import os
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from midstream.api.keys import Key, parse_keys
+from midstream.api.setting_groups import (
+    ClusterGroup,
+    EngineGroup,
+    LimitGroup,
+    LogGroup,
+    MoveGroup,
+    NetworkGroup,
+    PolicyGroup,
+    TimerGroup,
+)
 from midstream.control.errors import BadInput
 from midstream.control.state import PolicyChoice, PolicySettings
+from midstream.instance.settings import LlumletSettings
+from midstream.migration.plan import PlanLimits
 
 ENV_PREFIX = "MIDSTREAM_"
-PORT_MAX = 65_535
 SECRET_CHARS_MIN = 16
 SECRET_FILE = "secret"
-_POLICY = PolicySettings()
 
 
-class ClusterGroup(BaseModel):
-    """Cluster: where facts, archive and local files live."""
-
-    cluster: str = Field(
-        "midstream", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="Name, and prefix of all Redis keys."
-    )
-    name: str | None = Field(
-        None,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
-        description="Name of this process: instance, gateway or controller id. Unset: the host's name.",
-    )
-    data_dir: Path = Field(Path(".midstream"), description="Local files of `up`: Valkey, SQLite, secret, logs.")
-    redis_url: str | None = Field(
-        None, pattern=r"^(redis|rediss|unix)://", description="Redis >= 7 or Valkey. Unset: `up` starts a local Valkey."
-    )
-    database_url: str | None = Field(
-        None,
-        description="SQLAlchemy URL of the archive. Unset: SQLite in `data_dir`.",
-        pattern=r"^(sqlite|postgresql)[+:]",
-    )
-    secret: SecretStr | None = Field(
-        None,
-        description="Shared secret of the data plane. Unset: the file `secret` in `data_dir`, which `up` makes.",
-    )
-    api_keys: str = Field(
-        "",
-        description="Keys of the HTTP APIs, comma-separated `name:scope+scope:sha256` (`midstream keys create`). "
-        "Empty: anonymous, allowed on loopback only.",
-    )
-
-
-class NetworkGroup(BaseModel):
-    """Network: what each process binds. Port 0 takes a free port and publishes it."""
-
-    gateway_host: str = Field("127.0.0.1", description="Interface of the OpenAI endpoint.")
-    gateway_port: int = Field(8000, ge=0, le=PORT_MAX, description="Port of the OpenAI endpoint.")
-    admin_host: str = Field("127.0.0.1", description="Interface of the admin API.")
-    admin_port: int = Field(8001, ge=0, le=PORT_MAX, description="Port of the admin API.")
-    bind_host: str = Field("127.0.0.1", description="Interface of the data plane (gateway and llumlet).")
-    data_port: int = Field(0, ge=0, le=PORT_MAX, description="Port of the data plane of this process.")
-    advertise_host: str | None = Field(
-        None, description="Host that peers use to reach this process. Needed when `bind_host` is a wildcard."
-    )
-    admin_url: str | None = Field(
-        None, pattern=r"^https?://", description="Admin API that operator commands talk to. Unset: that of `up`."
-    )
-    admin_key: SecretStr | None = Field(None, description="Key that operator commands present. Unset: that of `up`.")
-
-
-class EngineGroup(BaseModel):
-    """Engine: what one llumlet runs."""
-
-    engine: Literal["sim"] = Field("sim", description="Engine of the llumlet.")
-    model: str = Field("sim", min_length=1, max_length=200, description="Model name that clients ask for.")
-    sim_blocks: int = Field(1024, ge=8, le=1_000_000, description="KV blocks of the simulated engine.")
-    sim_block_tokens: int = Field(16, ge=1, le=1024, description="Tokens per KV block.")
-    sim_slots: int = Field(64, ge=1, le=4096, description="Requests that run at once.")
-    sim_time_scale: float = Field(1.0, gt=0, le=1000, description="Factor on step times: 0.1 is 10x faster.")
-
-
-class PolicyGroup(BaseModel):
-    """Policies: what the log starts with. Later changes are facts (`midstream policies set`)."""
-
-    dispatch_policy: str = Field(_POLICY.dispatch.name, description="Where new requests go.")
-    move_policies: str = Field(
-        ",".join(choice.name for choice in _POLICY.moves),
-        description="Why requests move, in this order, comma-separated.",
-    )
-    policy_params: dict[str, dict[str, Any]] = Field(
-        {}, description='Parameters by policy, as JSON: {"balance": {"low": 20}}.'
-    )
-    cooldown_ms: int = Field(_POLICY.cooldown_ms, ge=0, description="A moved request is left alone for so long.")
-    moves_per_tick_max: int = Field(_POLICY.moves_per_tick_max, ge=0, le=1000, description="Moves decided at once.")
-    moves_per_instance_max: int = Field(
-        _POLICY.moves_per_instance_max, ge=1, le=100, description="Open moves in which one instance takes part."
-    )
-
-
-class TimerGroup(BaseModel):
-    """Timers, in milliseconds. Their relations are checked at start."""
-
-    tick_ms: int = Field(250, ge=10, le=10_000, description="How often a controller decides.")
-    load_report_min_ms: int = Field(100, ge=10, description="Shortest time between two load reports.")
-    load_report_max_ms: int = Field(1_000, ge=100, description="Longest time between two load reports.")
-    suspect_after_ms: int = Field(_POLICY.suspect_after_ms, ge=200, description="Silence that makes it suspect.")
-    lost_after_ms: int = Field(_POLICY.lost_after_ms, ge=200, description="Silence that, witnessed, makes it lost.")
-    stop_drain_ms: int = Field(8_000, ge=0, description="A stopping llumlet lets its requests move away for so long.")
-    command_ttl_ms: int = Field(_POLICY.decision_ttl_ms, ge=100, description="An older command is refused.")
-
-
-class LimitGroup(BaseModel):
-    """Limits of gateway and engine."""
-
-    requests_max: int = Field(1_024, ge=1, le=100_000, description="Requests in flight; more get 429.")
-    context_tokens_max: int = Field(32_768, ge=16, le=1 << 24, description="Longest prompt + output, tokens.")
-    body_bytes_max: int = Field(8 << 20, ge=1024, description="Largest request body, bytes.")
-
-
-class LogGroup(BaseModel):
-    """Logs, on stderr."""
-
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line shown.")
-    log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or coloured text.")
-
-
-GROUPS = (ClusterGroup, NetworkGroup, EngineGroup, PolicyGroup, TimerGroup, LimitGroup, LogGroup)
-
-
-class Settings(ClusterGroup, NetworkGroup, EngineGroup, PolicyGroup, TimerGroup, LimitGroup, LogGroup, BaseSettings):
+class Settings(
+    ClusterGroup, NetworkGroup, EngineGroup, PolicyGroup, MoveGroup, TimerGroup, LimitGroup, LogGroup, BaseSettings
+):
     """Every setting of every process, read once at start. `load_settings` makes it."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
@@ -161,6 +65,10 @@ class Settings(ClusterGroup, NetworkGroup, EngineGroup, PolicyGroup, TimerGroup,
         _require(2 * self.load_report_max_ms <= self.suspect_after_ms, "2 * load_report_max_ms <= suspect_after_ms")
         _require(self.suspect_after_ms < self.lost_after_ms, "suspect_after_ms < lost_after_ms")
         _require(self.tick_ms < self.command_ttl_ms, "tick_ms < command_ttl_ms")
+        try:
+            _ = self.llumlet
+        except BadInput as error:
+            raise ValueError(str(error)) from None
         if self.advertise_host is None and is_wildcard(self.bind_host):
             raise ValueError("bind_host is a wildcard, so advertise_host must say how peers reach this process")
         for name in ("gateway_host", "admin_host"):
@@ -195,6 +103,25 @@ class Settings(ClusterGroup, NetworkGroup, EngineGroup, PolicyGroup, TimerGroup,
             decision_ttl_ms=self.command_ttl_ms,
             suspect_after_ms=self.suspect_after_ms,
             lost_after_ms=self.lost_after_ms,
+        )
+
+    @property
+    def llumlet(self) -> LlumletSettings:
+        """Timers and bounds of a llumlet. Raises `BadInput` for timers that do not fit together."""
+        return LlumletSettings(
+            plan=PlanLimits(
+                stop_budget_ms=self.stop_budget_ms,
+                stop_max_ms=self.stop_max_ms,
+                rounds_max=self.rounds_max,
+                copy_max_ms=self.copy_max_ms,
+                headroom_tokens=self.headroom_tokens,
+            ),
+            checksum=self.checksum,
+            prepare_ms=self.prepare_ms,
+            decision_ms=self.decision_ms,
+            lease_ms=self.lease_ms,
+            report_min_ms=self.load_report_min_ms,
+            report_max_ms=self.load_report_max_ms,
         )
 
     def _choice(self, name: str) -> PolicyChoice:

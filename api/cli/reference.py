@@ -9,7 +9,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from midstream.api.settings import ENV_PREFIX, GROUPS, Settings
+from midstream.api.setting_groups import GROUPS
+from midstream.api.settings import ENV_PREFIX, Settings
 
 MASK = "********"
 

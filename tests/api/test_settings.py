@@ -9,7 +9,8 @@ import pytest
 
 from midstream.api.cli import reference
 from midstream.api.keys import create_key, hash_key, parse_keys
-from midstream.api.settings import GROUPS, Settings, child_environment, load_settings
+from midstream.api.setting_groups import GROUPS
+from midstream.api.settings import Settings, child_environment, load_settings
 from midstream.control.errors import BadInput
 
 SECRET = "s" * 32
@@ -17,7 +18,7 @@ SECRET = "s" * 32
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.upper().startswith("MIDSTREAM_")]:
+    for name in [name for name in os.environ if name.upper().startswith("MIDSTREAM_")]:  # noqa: TID251
         monkeypatch.delenv(name)
 
 
@@ -80,11 +81,34 @@ def test_P29_a_bad_or_unknown_setting_refuses_to_start(
         {"suspect_after_ms": 7_000},
         {"load_report_min_ms": 2_000},
         {"tick_ms": 6_000, "command_ttl_ms": 5_000},
+        {"lease_ms": 9_000.0},
+        {"stop_max_ms": 400.0},
+        {"decision_ms": 20_000.0},
     ],
 )
 def test_P29_timers_must_fit_together(changes: dict[str, int]) -> None:
-    with pytest.raises(BadInput, match="must hold|less than"):
+    with pytest.raises(BadInput, match=r"must hold|must be shorter|longer than"):
         load_settings(**changes)
+
+
+def test_timers_of_separate_parts_fit_together() -> None:
+    """RELIABILITY 7.4: what is a constant of one part and bounds another."""
+    from midstream.control.adapters import redis_client
+    from midstream.control.archive import READ_WAIT_MS
+    from midstream.migration.transfers.rpc import CONNECT_S, STALL_S
+
+    settings = load_settings()
+    assert redis_client.READ_GRACE_S >= 2.0
+    assert READ_WAIT_MS <= redis_client.BLOCK_MS_MAX
+    assert redis_client.reader_settings()["socket_timeout"] is None
+    assert settings.lease_ms > 1_000 * (CONNECT_S + STALL_S)
+    assert settings.stop_max_ms < settings.decision_ms < settings.lease_ms
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("false", False), ("1", True), ("0", False)])
+def test_P29_a_boolean_can_be_set_both_ways(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:
+    monkeypatch.setenv("MIDSTREAM_CHECKSUM", text)
+    assert load_settings().llumlet.checksum is value
 
 
 def test_P30_a_wildcard_needs_an_advertised_host() -> None:
