@@ -27,6 +27,9 @@ TICK_MS: Final = 250
 IDLE_TICK_MS: Final = 1_000
 """Between ticks while there is nothing to decide on but health."""
 
+DUE_S: Final = 0.001
+"""A tick that is due within this is due."""
+
 STANDBY_FACTOR: Final = 1.3
 """A controller whose commit lost a race waits so much longer than the winner, which so keeps the lead."""
 
@@ -92,7 +95,7 @@ class Controller:
         else:
             self._pace.look(state)
             wait_s = self._due_s(state)
-            if wait_s > 0:
+            if wait_s > DUE_S:
                 await self._wait(wait_s)
             else:
                 await self._tick(state)

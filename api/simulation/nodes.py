@@ -72,6 +72,8 @@ class SimNode:
 
     async def crash(self) -> None:
         """Die without a word: all tasks end, all memory is gone."""
+        if not self.is_up:
+            return
         self.is_up = False
         self.world.network.crash(self.name)
         for task in self._tasks:
@@ -105,11 +107,12 @@ class LlumletNode(SimNode):
         self._config = config
 
     async def _begin(self) -> None:
-        self.engine = SimEngine(self._config, {"memory": MemoryTransfer(self.world.network, self.name)})
+        wire = self._wire()
+        self.engine = SimEngine(self._config, {"memory": MemoryTransfer(self.world.network, wire.node)})
         self.llumlet = Llumlet(
             instance=self.instance,
             engine=self.engine,
-            wire=self._wire(),
+            wire=wire,
             log=self.log,
             recorder=self.publisher,
             clock=self.world.clock,
@@ -158,10 +161,10 @@ class ControllerNode(SimNode):
     async def _begin(self) -> None:
         self.follower = Follower(self.log)
         self.controller = Controller(
-            self.log,
-            self.follower,
-            self.world.clock,
-            self.name,
+            log=self.log,
+            follower=self.follower,
+            clock=self.world.clock,
+            name=self.name,
             seed_source=lambda: self._seeds.getrandbits(32),
         )
         self._run("follower", self.follower.run)

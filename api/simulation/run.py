@@ -45,7 +45,7 @@ def run_seed(seed: int, intensity: float = 1.0) -> SeedReport:
 def play(scenario: Scenario) -> tuple[SeedReport, list[Entry]]:
     """Play one scenario on a fresh virtual loop; a run that cannot end is a violation as well."""
     try:
-        violations, entries = run_virtual(lambda: _play(scenario), scenario.seed, VIRTUAL_MAX_S)
+        violations, entries = run_virtual(lambda: _play(scenario), seed=scenario.seed, timeout_s=VIRTUAL_MAX_S)
     except (SimulationError, TimeoutError) as error:
         violations, entries = [f"P04 the run did not end well: {type(error).__name__}: {error}"], []
     kinds = Counter(type(entry.fact.event).__name__ for entry in entries)

@@ -30,6 +30,8 @@ Ts = TypeVarTuple("Ts")
 
 LIVELOCK_CALLBACKS_MAX = 1_000_000
 """Callbacks that may run at one virtual instant before the run counts as spinning."""
+RESOLUTION_S = 1e-6
+"""Time moves at least so much for a timer, as on any real machine: a sleep too short for a float to show still ends."""
 COLLECT_EVERY_CALLBACKS = 500_000
 """Garbage is collected at fixed points of a run, because finalizers may schedule work."""
 CLEANUP_MAX_S = 600.0
@@ -181,7 +183,7 @@ class VirtualLoop(BaseEventLoop):
             raise DeadlockError(f"seed {self.seed}, at {self._now:.6f} s: nothing left to run; {self.describe()}")
         if timers[0].when() > self.deadline_s:
             raise VirtualTimeout(f"seed {self.seed}: not done after {self.deadline_s} s; {self.describe()}")
-        self._now = max(self._now, timers[0].when())
+        self._now = max(self._now + RESOLUTION_S, timers[0].when())
         self._spinning_since = self.callbacks
         while timers and timers[0].when() <= self._now:
             timer = heapq.heappop(timers)
