@@ -199,7 +199,9 @@ def _adopted(ledger: Ledger, what: Adopted) -> Step:
     if ledger.is_held_by(what.owner, epoch):
         return ledger, (_flipped(ledger),)
     is_move_of_owner = ledger.phase not in ("new", "ended") and ledger.epoch == what.epoch
-    if not is_move_of_owner or what.first > ledger.delivered:
+    if not is_move_of_owner:
+        return ledger, _answer_stale(ledger, what.owner, epoch)
+    if what.first > ledger.delivered:
         return ledger, (Tell(what.owner, Drop(request=ledger.request, epoch=epoch)),)
     tail = len(what.ids) - (ledger.delivered - what.first)
     committed = MigrationCommitted(

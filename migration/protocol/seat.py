@@ -70,6 +70,9 @@ from midstream.migration.protocol.work import Reserved, RoundReport
 ABORTABLE = ("preparing", "copying", "freezing", "final")
 """Phases in which the source may give the move up by itself."""
 
+CLOSED_MAX = 8
+"""Moves a seat remembers as over; a `Prepare` that is older than so many moves of one request has long expired."""
+
 
 class Adoption(msgspec.Struct, frozen=True):
     """How an unconfirmed run came here; kept until the gateway's `Flipped`."""
@@ -105,6 +108,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     is_finished: bool = False
     adoption: Adoption | None = None
     move: Move | None = None
+    freezing: str | None = None
+    """The move whose `Freeze` was not answered yet, given up or not: until then no other move may begin, or the
+    thaw of this one would let the run go on behind the other's back."""
 
     @property
     def is_confirmed(self) -> bool:
@@ -135,6 +141,9 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """Highest epoch ever run, adopted or dropped here: nothing at or below it starts again."""
     run: Run | None = None
     reservation: Reservation | None = None
+    closed: tuple[str, ...] = ()
+    """Moves that are over here as a target. None of them reserves again: its `Final` could otherwise meet blocks
+    that nothing was copied into."""
 
     @property
     def is_empty(self) -> bool:
@@ -318,7 +327,7 @@ def step(seat: Seat, what: Input, rules: Rules) -> Step:
         case RoundDone():
             return _round_done(seat, what, rules)
         case WorkFailed():
-            return _give_up(seat, what.migration, what.code, what.reason)
+            return _work_failed(seat, what)
         case FreezeDone():
             return _freeze_done(seat, what)
         case AdoptDone():
@@ -487,6 +496,8 @@ def _refusal(seat: Seat, order: StartMigration) -> tuple[str, str] | None:
     if run.move is not None:
         is_same = run.move.migration == order.migration
         return ("repeated", "") if is_same else ("busy", f"{run.move.migration} is open")
+    if run.freezing is not None:
+        return "busy", f"{run.freezing} is not thawed yet"
     if run.epoch != order.epoch:
         return "stale_epoch", f"the run is at epoch {run.epoch}, the command at {order.epoch}"
     if not run.is_confirmed:
@@ -520,8 +531,8 @@ def _prepared(seat: Seat, what: Prepared) -> Step:
         transfer=what.transfer,
     )
     if what.blocks_reserved == 0:
-        move = replace(move, phase="freezing", prepared=what)
-        return _with_move(seat, run, move), (Record(fact), Freeze(run.slot, move.migration))
+        seat, freeze = _freeze(seat, run, replace(move, prepared=what))
+        return seat, (Record(fact), freeze)
     move = replace(move, phase="copying", prepared=what, next_block=what.blocks_cached)
     return _with_move(seat, run, move), (Record(fact), Copy(run.slot, move.migration, move.next_block))
 
@@ -577,15 +588,36 @@ def _after_round(seat: Seat, run: Run, move: Move, fact: Event, rules: Rules) ->
         case "round":
             return seat, (Record(fact), Copy(run.slot, move.migration, move.next_block))
         case "freeze":
-            move = replace(move, phase="freezing")
-            return _with_move(seat, run, move), (Record(fact), Freeze(run.slot, move.migration))
+            seat, freeze = _freeze(seat, run, move)
+            return seat, (Record(fact), freeze)
         case _:
             why = f"a stop of {stop_ms:.0f} ms is predicted after {move.progress.rounds} rounds"
             seat, effects = _give_up(seat, move.migration, "no_convergence", why)
             return seat, (Record(fact), *effects)
 
 
+def _freeze(seat: Seat, run: Run, move: Move) -> tuple[Seat, Effect]:
+    run = replace(run, freezing=move.migration)
+    return _with_move(seat, run, replace(move, phase="freezing")), Freeze(run.slot, move.migration)
+
+
+def _freeze_over(seat: Seat, migration: str) -> Seat:
+    """The engine answered a `Freeze`."""
+    run = seat.run
+    if run is None or run.freezing != migration:
+        return seat
+    return replace(seat, run=replace(run, freezing=None))
+
+
+def _work_failed(seat: Seat, what: WorkFailed) -> Step:
+    """A copy or a freeze failed; one that was too slow may have frozen the run all the same."""
+    thaw = (Thaw(seat.run.slot),) if seat.run is not None and seat.run.freezing == what.migration else ()
+    seat, effects = _give_up(_freeze_over(seat, what.migration), what.migration, what.code, what.reason)
+    return seat, (*thaw, *effects)
+
+
 def _freeze_done(seat: Seat, what: FreezeDone) -> Step:
+    seat = _freeze_over(seat, what.migration)
     found = _moving(seat, what.migration)
     if found is None:
         return seat, (Thaw(what.slot),)
@@ -688,6 +720,8 @@ def _prepare(seat: Seat, source: Node, what: Prepare) -> Step:
         return seat, (_refuse(seat, source, what.migration, "wrong_incarnation", f"this is {seat.me}"),)
     if held is not None and held.migration == what.migration:
         return seat, _prepared_again(seat, held)
+    if what.migration in seat.closed:
+        return seat, (_refuse(seat, source, what.migration, "closed", "this move is over here"),)
     if not seat.is_empty:
         return seat, (_refuse(seat, source, what.migration, "busy", "the request is still here"),)
     if what.epoch + 1 <= seat.seen:
@@ -744,13 +778,22 @@ def _reserve_failed(seat: Seat, what: ReserveFailed) -> Step:
     if held is None:
         return seat, ()
     refusal = _refuse(seat, held.source, what.migration, what.code, what.reason)
-    return replace(seat, reservation=None), (refusal,)
+    return _closed(replace(seat, reservation=None), what.migration), (refusal,)
+
+
+def _closed(seat: Seat, migration: str) -> Seat:
+    """Remember that a move is over here."""
+    if migration in seat.closed:
+        return seat
+    return replace(seat, closed=(*seat.closed, migration)[-CLOSED_MAX:])
 
 
 def _cancel(seat: Seat, migration: str) -> Step:
-    """Only what has not adopted; an adopted run is the gateway's to drop."""
+    """Only what has not adopted; an adopted run is the gateway's to drop. May overtake its `Prepare`."""
     held = _reserving(seat, migration)
-    if held is None or held.phase == "adopting":
+    if held is None:
+        return _closed(seat, migration), ()
+    if held.phase == "adopting":
         return seat, ()
     return _free_reservation(seat, "cancelled")
 
@@ -766,7 +809,7 @@ def _free_reservation(seat: Seat, cause: str) -> Step:
     held = seat.reservation
     assert held is not None
     fact = ReservationEnded(migration=held.migration, owner=seat.me, cause=cause, blocks_freed=0)
-    return replace(seat, reservation=None), (Abort(held.slot, fact),)
+    return _closed(replace(seat, reservation=None), held.migration), (Abort(held.slot, fact),)
 
 
 def _final(seat: Seat, source: Node, what: Final) -> Step:
