@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from midstream.migration.transfers import rpc_format as wire
 from midstream.migration.transfers.base import Sink
-from midstream.migration.transfers.rpc_socket import Stream
+from midstream.migration.transfers.rpc_socket import PeerClosed, Stream
 
 
 class Refusal(Exception):
@@ -58,7 +58,10 @@ async def admit(stream: Stream, secret: bytes, find: Find) -> tuple[bytes, Reser
 
 
 async def receive(stream: Stream, handle: bytes, reservation: Reservation) -> None:
-    """Store frame after frame until the peer closes (`PeerGone`) or must be refused (`Refusal`, after telling it)."""
+    """Store frame after frame until the peer closes between two batches.
+
+    Raises `PeerGone` when it closes or stalls elsewhere, and `Refusal`, after telling it, when it must be refused.
+    """
     stored = 0
     try:
         while True:
@@ -73,6 +76,9 @@ async def receive(stream: Stream, handle: bytes, reservation: Reservation) -> No
                 raise Refusal(wire.BAD_FRAME)
             await stream.write([memoryview(wire.REPLY.pack(wire.STORED, stored))])
             stored = 0
+    except PeerClosed:
+        if stored:
+            raise
     except wire.BadFrame:
         stream.write_now(wire.REPLY.pack(wire.BAD_FRAME, 0))
         raise Refusal(wire.BAD_FRAME) from None

@@ -24,6 +24,10 @@ class PeerGone(ConnectionError):
     """The peer closed, died, or made no progress for too long."""
 
 
+class PeerClosed(PeerGone):
+    """The peer closed, and not in the middle of anything that was being read."""
+
+
 class Stream:
     """One end of a connection. Every call may be cancelled at any byte; then only `abort` makes sense.
 
@@ -57,32 +61,31 @@ class Stream:
 
         `may_write` is asked before every single write to them; when it says no, the answer is False.
         """
-        left = list(views)
+        left, is_whole = list(views), True
         try:
             while left:
                 if may_write is not None and not may_write():
                     return False
                 count = self._receive(left)
-                if count == 0:
+                if count is None:
                     wait_s = None if is_idle else self._stall_s
                     await self._wait(self._loop.add_reader, self._loop.remove_reader, wait_s)
                     continue
-                is_idle = False
+                if count == 0:
+                    raise PeerClosed("closed by the peer") if is_whole else PeerGone("closed in the middle")
+                is_idle = is_whole = False
                 _advance(left, count)
                 await self._take_turns(count)
             return True
         finally:
             left.clear()  # a traceback that outlives us must not hold on to somebody's memory
 
-    def _receive(self, left: list[memoryview]) -> int:
-        """Take what is there; 0 if nothing is."""
+    def _receive(self, left: list[memoryview]) -> int | None:
+        """Take what is there; 0 at the end of the stream, None if nothing is there yet."""
         try:
-            count = self._sock.recvmsg_into(_head(left))[0]
+            return self._sock.recvmsg_into(_head(left))[0]
         except BlockingIOError:
-            return 0
-        if count == 0:
-            raise PeerGone("closed by the peer")
-        return count
+            return None
 
     async def write(self, views: Sequence[memoryview]) -> None:
         """Send all views in order, straight from memory."""

@@ -329,3 +329,23 @@ def test_addresses_that_are_none():
         with pytest.raises(ValueError, match="address"):
             parse_address(text)
     assert parse_address("tcp://[::1]:4000") == ("::1", 4000)
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+async def test_P15_other_tasks_get_their_turn_at_every_megabyte(pair, is_checked):
+    source, target, address = pair
+    sent, got = Memory(2, 32_000_000), Memory(2, 32_000_000)
+    target.expect("h", got.block)
+    channel = await source.open(address, "h")
+    turns = 0
+
+    async def bystander() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    watching = asyncio.create_task(bystander())
+    await channel.send(sent.all(), checksum=is_checked)
+    watching.cancel()
+    assert turns >= 50, "64 MB are sent and received, at most 1 MiB of each in a turn"

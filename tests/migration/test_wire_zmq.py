@@ -16,7 +16,7 @@ from midstream.control.errors import BadInput
 from midstream.control.ids import Node
 from midstream.migration.wires.curve import cluster_keys
 from midstream.migration.wires.frames import FRAME_BYTES_MAX, encode_frame
-from midstream.migration.wires.zmq import PENDING_MESSAGES_MAX, ZmqWire
+from midstream.migration.wires.zmq import MESSAGES_PER_TURN_MAX, PENDING_MESSAGES_MAX, ZmqWire
 from tests.contracts.test_wire import A, B, Inbox, settle, tokens
 
 SECRET = b"a secret of the cluster"
@@ -250,3 +250,15 @@ async def test_P07_no_descriptor_is_left_behind():
         if round_number == 0:
             before = descriptors()
     assert descriptors() <= before
+
+
+async def test_P15_a_flood_of_messages_gives_way_to_other_tasks(pair):
+    a, b, inbox = pair
+    for first in range(PENDING_MESSAGES_MAX):
+        a.send(b.node, tokens(first))
+    turns, most = 0, 0
+    while len(inbox.got) < PENDING_MESSAGES_MAX:
+        before = len(inbox.got)
+        await asyncio.sleep(0)
+        most, turns = max(most, len(inbox.got) - before), turns + 1
+    assert most <= 3 * MESSAGES_PER_TURN_MAX
