@@ -96,7 +96,7 @@ class Archiver:
                 backoff = min(2 * backoff, BACKOFF_MAX_S)
                 continue
             backoff = BACKOFF_FIRST_S
-            if 0 < count < BATCH_MAX:
+            if count < BATCH_MAX:
                 await asyncio.sleep(LINGER_S)
 
     async def step(self) -> int:

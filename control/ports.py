@@ -178,7 +178,7 @@ class Archive(Protocol):
         ...
 
     async def story(self, request: str) -> list[Entry]:
-        """Everything about one request, its moves included, in log order."""
+        """Everything about one request, its moves included, in log order: the first 10,000 facts."""
         ...
 
     async def state_at(self, position: Position) -> State:

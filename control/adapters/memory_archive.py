@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from midstream.control.adapters.archive_rows import (
+    PAGE_MAX,
     FactRow,
     Identity,
     Row,
@@ -106,8 +107,8 @@ class MemoryArchive:
     async def story(self, request: str) -> list[Entry]:
         """See `Archive.story`."""
         moves = {row.migration for row in self._facts.values() if row.request == request} - {None}
-        rows = self._first_places(START)
-        return [_entry(row) for row in rows if row.request == request or row.migration in moves]
+        rows = (r for r in self._first_places(START) if r.request == request or r.migration in moves)
+        return [_entry(row) for row in islice(rows, PAGE_MAX)]
 
     async def state_at(self, position: Position) -> State:
         """See `Archive.state_at`."""

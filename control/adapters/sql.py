@@ -129,12 +129,15 @@ class Lane:
 
     def __init__(self, name: str, threads: int) -> None:
         self._queue: queue.Queue[Work | None] = queue.Queue(QUEUE_MAX)
+        self._is_closed = False
         self._threads = [threading.Thread(target=self._serve, name=f"{name}-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
 
     async def call(self, work: Callable[[], T]) -> T:
-        """Run `work` in a thread. Raises `ArchiveUnavailable` when too much waits already."""
+        """Run `work` in a thread. Raises `ArchiveUnavailable` when too much waits already, or when it was closed."""
+        if self._is_closed:
+            raise ArchiveUnavailable("the archive was closed")
         future: Future[T] = Future()
         try:
             self._queue.put_nowait((work, future))
@@ -143,7 +146,10 @@ class Lane:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Finish what is queued and end the threads."""
+        """Finish what is queued and end the threads. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:

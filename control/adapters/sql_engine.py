@@ -22,6 +22,8 @@ STATEMENT_MS: Final = 120_000
 """PostgreSQL gives up a statement after this; the longest is the search for holes in a big archive."""
 
 POOL_MAX: Final = 4
+DEAD_PEER: Final = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
+"""A PostgreSQL host that vanished is given up after about 20 s (P13); libpq would wait for ever."""
 
 
 def parse_url(url: str) -> URL:
@@ -46,7 +48,7 @@ def make_engine(url: str) -> Engine:
     try:
         engine = create_engine(
             parsed, pool_size=POOL_MAX, max_overflow=0, pool_pre_ping=True, pool_timeout=CONNECT_S,
-            connect_args={"connect_timeout": CONNECT_S},
+            connect_args={"connect_timeout": CONNECT_S, **DEAD_PEER},
         )  # fmt: skip
     except ImportError as error:
         raise BadInput("PostgreSQL needs psycopg: pip install 'midstream[postgres]'") from error

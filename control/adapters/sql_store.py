@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from midstream.control.adapters.archive_rows import FactRow, check_count, check_places, rows_of
+from midstream.control.adapters.archive_rows import PAGE_MAX, FactRow, check_count, check_places, rows_of
 from midstream.control.adapters.sql_engine import make_engine, transaction
 from midstream.control.adapters.sql_schema import archive_position, dead_letters, facts, repeats, snapshots
 from midstream.control.codec import decode_state, decode_stored, digest
@@ -167,7 +167,7 @@ class ArchiveStore:
         moves = select(facts.c.migration).where(facts.c.request == request, facts.c.migration.is_not(None))
         query = select(facts.c.generation, facts.c.seq, facts.c.body)
         query = query.where(or_(facts.c.request == request, facts.c.migration.in_(moves)))
-        return self._entries(query.order_by(facts.c.generation, facts.c.seq))
+        return self._entries(query.order_by(facts.c.generation, facts.c.seq).limit(PAGE_MAX))
 
     def state_at(self, position: Position) -> State:
         """See `Archive.state_at`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import psycopg
 import pytest
 import redis
 from alembic.autogenerate import compare_metadata
@@ -35,6 +37,7 @@ from midstream.control.events import Entry, Event, Fact, FactsMissed, TaskFailed
 from midstream.control.ids import START, Position
 from midstream.control.ports import Hole
 from midstream.control.publisher import Publisher
+from midstream.control.simulate.loop import VirtualClock, run_virtual
 from midstream.control.state import State
 from tests.control.histories import entry, load
 
@@ -149,6 +152,26 @@ async def test_R7_R8_cancelled_writers_neither_hang_nor_spoil_anything(database_
         assert await archive.history(START) == entries
         assert await archive.holes() == []
         await archive.close()
+
+
+async def test_P13_connections_that_the_database_cuts_are_made_again(empty_postgres_url: str):
+    migrations.upgrade(empty_postgres_url)
+    archive = SqlArchive(empty_postgres_url)
+    entries = [load(n, n + 1) for n in range(60)]
+    for first in range(0, 60, 10):
+        await archive.store(entries[first : first + 10])
+        with psycopg.connect(empty_postgres_url, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+    assert await archive.history(START) == entries
+    await archive.close()
+
+
+async def test_a_closed_archive_says_so_instead_of_hanging(sqlite_url: str):
+    archive = SqlArchive(sqlite_url)
+    await archive.close()
+    await archive.close()
+    with pytest.raises(ArchiveUnavailable, match="closed"):
+        await archive.position()
 
 
 async def test_P28_a_flood_of_calls_is_refused_not_queued_without_end(sqlite_url: str):
@@ -568,3 +591,39 @@ async def test_P19_random_trouble_loses_nothing_and_repeats_nothing():
             rig.server.restart()
     assert await rig.archive.history(START, 5_000) == rig.server.entries
     assert await rig.archive.holes() == [] == rig.heard.events
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_P19_in_simulated_trouble_the_archive_ends_up_with_every_fact(seed: int):
+    """Virtual time, any order of tasks: two archivers that die, an archive and a log that fail, lose and restart."""
+
+    async def trouble() -> None:
+        rng, rig = random.Random(seed), Rig()
+        clock = VirtualClock(asyncio.get_running_loop(), 0)
+        rig.server.fault = lambda method: rng.choice(["", "", "", "", "before", "after"])  # type: ignore[assignment]
+        log = MemoryLog(rig.server, opened_by="publisher")
+        publisher = Publisher(log, "llumlet/a", 1, clock)
+        speaking = asyncio.create_task(publisher.run())
+        archivers = [asyncio.create_task(rig.another().run()) for _ in range(2)]
+        for number in range(300):
+            publisher.record(TaskFailed(task="t", error=str(number)))
+            await asyncio.sleep(rng.random() * 0.05)
+            if rng.random() < 0.03:
+                rig.server.restart(lose=rng.randrange(4))
+            if rng.random() < 0.03:
+                rig.archive.failures = [rng.choice(["before", "after"])]
+            if rng.random() < 0.03:
+                archivers[0].cancel()
+                archivers = [archivers[1], asyncio.create_task(rig.another().run())]
+        rig.server.fault = lambda method: ""
+        while publisher.unsent or await rig.archive.position() < rig.server.last:
+            await asyncio.sleep(0.1)
+        for task in (speaking, *archivers):
+            task.cancel()
+        said = [e.fact.event.error for e in await rig.archive.read(START, 5_000, kind="TaskFailed")]
+        assert sorted(said, key=int) == [str(n) for n in range(300)]
+        assert await rig.archive.holes() == []
+        history = await rig.archive.history(START, 10_000)
+        assert [e for e in history if e.position >= rig.server.entries[0].position][-20:] == rig.server.entries[-20:]
+
+    run_virtual(trouble, seed=seed)
