@@ -129,7 +129,7 @@ class _Replay:
         if self._commit is not None and is_committed and not isinstance(event, TickElapsed | StateCarried):
             self._compare(self._commit, entry)
         else:
-            self._end_commit()
+            self._end_commit(entry.position.generation)
             if isinstance(event, TickElapsed) and is_committed:
                 self._decide(entry, event)
         self._pending.append(entry)
@@ -137,8 +137,7 @@ class _Replay:
             self._fold_to(entry.position)
 
     def finish(self) -> ReplayReport:
-        """Judge the last commit and sum up."""
-        self._end_commit()
+        """Sum up. The last commit may go on behind the end of what was given, so nothing is missing from it."""
         last = self._pending[-1].position if self._pending else self._state.position
         self._overrides.check_used(self._ticks)
         return ReplayReport(
@@ -177,10 +176,11 @@ class _Replay:
         else:
             self._differ(entry.position, commit.tick.decided_at, entry.fact.event, derived)
 
-    def _end_commit(self) -> None:
-        if self._commit is not None and self._commit.derived:
-            self._differ(self._commit.position, self._commit.tick.decided_at, None, self._commit.derived[0])
-        self._commit = None
+    def _end_commit(self, generation: int) -> None:
+        """Something else follows. In another generation, the end of the commit may have been lost with Redis."""
+        commit, self._commit = self._commit, None
+        if commit is not None and commit.derived and commit.position.generation == generation:
+            self._differ(commit.position, commit.tick.decided_at, None, commit.derived[0])
 
     def _check_carried(self, entry: Entry, carried: StateCarried) -> None:
         if codec.digest(carried.state.encode()) != carried.digest:

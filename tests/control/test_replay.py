@@ -129,6 +129,15 @@ def test_P17_a_changed_missing_or_added_decision_is_found():
     assert "nothing more is derived" in added.first_difference.explanation
 
 
+def test_P17_a_commit_cut_by_the_end_of_the_archive_or_of_a_generation_is_no_difference():
+    log = full_and_empty()
+    assert log.tick(1_000)
+    assert verify(log.entries[:-1]).is_equal
+    log.lose(1)
+    log.carry()
+    assert verify(log.entries).is_equal
+
+
 def test_P19_the_state_carried_into_a_new_generation_replaces_and_is_checked():
     log = lossy_day()
     report = verify(log.entries)
