@@ -49,13 +49,13 @@ def bench(
     name: Annotated[str, typer.Argument(help="Which measurement, for example control.")],
     as_json: Annotated[bool, typer.Option("--json/--no-json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """Measure; prints a table, or with --json the object that BENCH describes.
+    """Measure; prints a table, or with --json one object.
 
     Example: midstream bench control --json
     """
-    from midstream.api import bench as bench_module
+    from midstream.api.bench import run
 
-    raise typer.Exit(bench_module.run(name, as_json=as_json))
+    raise typer.Exit(run(name, as_json=as_json))
 
 
 def _trace() -> typer.Typer:

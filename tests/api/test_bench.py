@@ -1,0 +1,57 @@
+"""Benchmarks print the agreed object, and a figure that was not taken fails the run (P31)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from midstream.api.bench import BENCHES, control, run
+from midstream.api.bench.report import Measured, is_missing, machine, rank, show
+from midstream.api.bench.states import cluster_state, life
+from midstream.control.errors import UnknownThing
+from midstream.control.fold import fold
+
+
+def test_an_unknown_bench_names_the_known_ones() -> None:
+    with pytest.raises(UnknownThing, match=", ".join(BENCHES)):
+        run("nothing", as_json=True)
+
+
+def test_P31_a_missing_measurement_fails_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = Measured(params={}, summary={"a": {"b": 1.0}}, machine=machine())
+    assert show("x", whole, as_json=True) == 0
+    broken = Measured(params={}, summary={"a": {"b": None}}, machine=machine())
+    assert show("x", broken, as_json=True) == 1
+    assert show("x", broken, as_json=False) == 1
+    printed = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert {"bench", "version", "commit", "machine", "params", "rows", "summary"} <= set(printed)
+    assert set(printed["machine"]) == {"cpu", "cores", "memory_gb", "python", "load_before"}
+
+
+def test_ranks() -> None:
+    assert rank([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert rank([1.0], 0.99) == 1.0
+    assert rank([], 0.5) is None
+    assert not is_missing({"a": 0.0, "b": {"c": False}})
+
+
+def test_made_up_clusters_are_busy_and_uneven() -> None:
+    state = cluster_state(10, 3, seed=1)
+    assert (len(state.instances), len(state.requests), state.gaps) == (10, 30, 0)
+    free = sorted(view.load.blocks_free for view in state.instances.values())
+    assert free[4] < free[5] / 4
+    after = fold(life(2_000, 4, seed=1))
+    assert (after.requests, after.gaps) == ({}, 0)
+
+
+def test_figures_of_pure_parts_are_taken() -> None:
+    assert len(control.decide_ms(4)) == len(control.dispatch_ms(4)) == control.DECISIONS
+    assert min(control.folded_per_s()) > 0
+
+
+async def test_commits_are_measured_on_a_real_valkey(tmp_path: Path) -> None:
+    times = await control.commit_ms(tmp_path)
+    assert len(times) == control.COMMITS
+    assert min(times) > 0
