@@ -123,9 +123,10 @@ def configure_logging(level: str, style: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    tail: list[Any] = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    tail: list[Any] = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)]
     if style == "json":
-        tail = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        transform = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        tail = [structlog.processors.ExceptionRenderer(transform), structlog.processors.JSONRenderer()]
     structlog.configure(
         processors=[*shared, *tail],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),

@@ -32,7 +32,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance's load at one moment. Blocks are KV blocks; `blocks_head` is what the first waiting request needs."""
+    """One instance's load at one moment, in KV blocks; `blocks_head` is what the first waiting request needs."""
 
     running: int = 0
     waiting: int = 0

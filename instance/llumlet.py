@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import structlog
 
-from midstream.control.events import DrainRequested, InstanceRegistered, InstanceStopped
+from midstream.control.events import DrainRequested, InstanceRegistered, InstanceStopped, RunsDropped
 from midstream.control.ids import Node, Owner
 from midstream.control.ports import Clock, FactLog, Recorder
 from midstream.control.supervise import Supervisor
@@ -278,9 +278,16 @@ class Llumlet:
             if self.now - heard < bound:
                 continue
             del self._gateways[gateway]
-            for request in list(self.seats):
-                self.feed(request, GatewayLost(gateway))
+            self._drop_runs_of(gateway)
             self.wire.forget(gateway)
+
+    def _drop_runs_of(self, gateway: Node) -> None:
+        dropped = sum(seat.run is not None and seat.run.gateway == gateway for seat in self.seats.values())
+        for request in list(self.seats):
+            self.feed(request, GatewayLost(gateway))
+        if dropped:
+            name = gateway.name.removeprefix("gateway/")
+            self.recorder.record(RunsDropped(owner=self.me, gateway=name, runs=dropped))
 
     def _repeat(self) -> None:
         patience = self.settings.resend_ms / 1e3

@@ -112,6 +112,7 @@ class Live:
                 continue
             ids, logprobs = tuple(self.ids[sent:]), tuple(self.logprobs[sent:])
             sent = len(self.ids)
+            last = self.is_over
             yield Chunk(ids=ids, logprobs=logprobs, finish=self.finish, error=self.error)
-            if self.is_over:
+            if last:
                 return

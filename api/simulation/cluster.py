@@ -43,6 +43,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     has_left: bool = False
     is_cut_off: bool = False
     """Its gateway crashed: no promise holds beyond that."""
+    is_untold: bool = False
+    """Its gateway crashed with facts that the log had not got yet."""
 
 
 class Cluster:
@@ -100,13 +102,15 @@ class Cluster:
         await self._until(fault.at_ms)
         await node.crash()
         if isinstance(node, GatewayNode):
-            for outcome in self.outcomes:
-                outcome.is_cut_off |= self._is_being_served(outcome, node)
+            self._mark_victims(node)
         await self._until(fault.until_ms)
         await node.start()
 
-    def _is_being_served(self, outcome: Outcome, node: GatewayNode) -> bool:
-        return outcome.arrival.spec.request in node.gateway.live
+    def _mark_victims(self, node: GatewayNode) -> None:
+        for outcome in self.outcomes:
+            if outcome.arrival.gateway == node.gateway_name:
+                outcome.is_cut_off |= outcome.arrival.spec.request in node.gateway.live
+                outcome.is_untold |= node.publisher.unsent > 0
 
     async def _outage(self, outage: LogOutage) -> None:
         store = self.world.store

@@ -23,6 +23,7 @@ from midstream.control.events.instances import (
     InstanceSuspected,
     LoadReported,
     RequestsReported,
+    RunsDropped,
 )
 from midstream.control.events.migrations import (
     CommandRefused,
@@ -88,6 +89,7 @@ __all__ = [
     "RequestsReported",
     "ReservationEnded",
     "RoundCopied",
+    "RunsDropped",
     "StateCarried",
     "TaskFailed",
     "TickElapsed",

@@ -60,6 +60,15 @@ class ConnectionRestored(Event, frozen=True, kw_only=True):
 
 
 @event
+class RunsDropped(Event, frozen=True, kw_only=True):
+    """An instance dropped every run of a gateway that it had not heard for its lease: nobody reads them any more."""
+
+    owner: Owner
+    gateway: str
+    runs: int
+
+
+@event
 class InstanceSuspected(Event, frozen=True, kw_only=True):
     """Controller's verdict: no load report for `silent_ms`. Nothing new goes there."""
 

@@ -14,6 +14,7 @@ from midstream.control.events import (
     RequestDispatched,
     RequestFailed,
     RequestFinished,
+    RunsDropped,
 )
 from midstream.control.fold.instances import withdraw_witness
 from midstream.control.state import RequestView, State
@@ -92,9 +93,17 @@ def _ended(state: State, fact: Fact, event: RequestFinished | RequestCancelled |
         unplace(state, view)
 
 
+def _runs_dropped(state: State, fact: Fact, event: RunsDropped) -> None:
+    """If the gateway lives after all, it finds its runs gone and dispatches them again."""
+    for view in [v for v in state.requests.values() if v.gateway == event.gateway and v.owner == event.owner]:
+        del state.requests[view.request]
+        unplace(state, view)
+
+
 HANDLERS: Final[dict[type[Event], Callable[[State, Fact, Any], None]]] = {
     RequestDispatched: _dispatched,
     RequestFinished: _ended,
     RequestCancelled: _ended,
     RequestFailed: _ended,
+    RunsDropped: _runs_dropped,
 }
