@@ -155,7 +155,7 @@ def _events() -> typer.Typer:
     def tail(
         context: typer.Context,
         follow: Annotated[bool, typer.Option("--follow/--no-follow", "-f", help="Go on as facts come.")] = False,
-        after: Annotated[str | None, typer.Option(help="Begin behind this position (1-200).")] = None,
+        after: Annotated[str | None, typer.Option(help="Begin behind this position (3-200).")] = None,
         kind: Annotated[str | None, typer.Option(help="Only facts of this kind.")] = None,
         request: Annotated[str | None, typer.Option(help="Only about this request.")] = None,
         migration: Annotated[str | None, typer.Option(help="Only about this move.")] = None,
@@ -185,12 +185,12 @@ def _state() -> typer.Typer:
     @group.command()
     def show(
         context: typer.Context,
-        at: Annotated[str | None, typer.Option(help="As of this position (1-200) instead of now.")] = None,
+        at: Annotated[str | None, typer.Option(help="As of this position (3-200) instead of now.")] = None,
         output: OutputOption = Output.json,
     ) -> None:
         """Show the fold of the log, now or at any position.
 
-        Example: midstream state show --at 1-500
+        Example: midstream state show --at 3-500
         """
         show_item(admin_of(context).get("/state", at=at), output)
 

@@ -145,7 +145,7 @@ def test_a_played_trace_is_served_and_replays_equal(cluster: Up) -> None:
 def test_operator_commands_answer(cluster: Up) -> None:
     assert cluster.json("requests", "list") == []
     assert isinstance(cluster.json("migrations", "list"), list)
-    assert cluster.json("state", "show")["state"]["generation"] == 1
+    assert cluster.json("state", "show")["state"]["generation"] >= 1
     assert cluster.json("events", "tail", "--kind", "InstanceRegistered")[-1]["event"]["blocks_total"] in (1500, 1000)
     assert len(cluster.json("events", "tail", "--limit", "5")) == 5
     cluster.cli("policies", "set", "cooldown_ms=777")

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from midstream.api.process import STOP_LIMIT_S
 from midstream.control.adapters.local_valkey import LocalValkey
 from midstream.control.errors import MidstreamError
 
 READY_S = 30.0
-STOP_S = 10.0
-"""A process that has not ended so long after SIGTERM is killed."""
+STOP_S = STOP_LIMIT_S + 1.0
+"""A process that has not ended so long after SIGTERM, when it should have given up by itself, is killed."""
 POLL_S = 0.05
 LINE_BYTES_MAX = 64 * 1024
 TAIL_BYTES = 4096
