@@ -31,6 +31,9 @@ TIDY_S: Final = 5.0
 RETAIN_MS: Final = 15 * 60 * 1_000
 """What was archived stays in the log for so long, for readers that fell behind."""
 
+MEMORY_USED_WARN: Final = 0.7
+"""From this share of its server's memory on, every tidying warns (RELIABILITY R10): a full one takes no facts."""
+
 RETENTION_MARKS_MAX: Final = 128
 SNAPSHOT_EVERY: Final = 10_000
 """Facts between two snapshots kept in the archive."""
@@ -188,6 +191,7 @@ class Archiver:
         if now < self._tidy_due:
             return
         self._tidy_due = now + TIDY_S
+        await self._watch_memory()
         self._retention.note(self.position)
         snapshot = await self._log.load_snapshot()
         if snapshot is None:
@@ -200,6 +204,11 @@ class Archiver:
         if below > self._trimmed:
             await self._log.trim(below)
             self._trimmed = below
+
+    async def _watch_memory(self) -> None:
+        ratio = await self._log.memory_used_ratio()
+        if ratio >= MEMORY_USED_WARN:
+            logger.warning("the log's server is filling up", memory_used_ratio=round(ratio, 3))
 
 
 class Retention:

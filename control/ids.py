@@ -13,10 +13,10 @@ COMMIT_SOURCE = "control"
 
 
 class Position(NamedTuple):
-    """Where a fact stands in the log: (generation, seq), written `3-17`.
+    """Where a fact stands in the log: (generation, seq), written `1764579000123-17`.
 
-    A generation is one unbroken life of the Redis stream; `seq` is dense within it. Positions
-    compare in log order across generations.
+    A generation is one unbroken life of the Redis stream, numbered by the time in ms at which it began; `seq` is
+    dense within it, from 0. Positions compare in log order across generations.
     """
 
     generation: int
@@ -27,14 +27,14 @@ class Position(NamedTuple):
 
 
 START = Position(0, 0)
-"""Before every fact: real generations begin at 1."""
+"""Before every fact: real generations are above 0."""
 
 
 def parse_position(text: str) -> Position:
-    """Read `3-17`. Raises `BadInput` for anything else."""
+    """Read `1764579000123-17`. Raises `BadInput` for anything else."""
     generation, dash, seq = text.partition("-")
     if not (dash and generation.isascii() and generation.isdigit() and seq.isascii() and seq.isdigit()):
-        raise BadInput(f"a log position looks like 3-17, not {text!r}")
+        raise BadInput(f"a log position looks like 1764579000123-17, not {text!r}")
     return Position(int(generation), int(seq))
 
 

@@ -87,7 +87,10 @@ class FactLog(Protocol):
         ...
 
     async def open_generation(self, above: int, *, cause: str) -> int:
-        """Open generation `above + 1` unless a higher one is open; return the open one."""
+        """Open a generation above `above` unless one is open; return the open one.
+
+        Its number is the server's time in ms, or one more than the highest number known if that is higher.
+        """
         ...
 
     async def trim(self, below: Position) -> int:
@@ -110,6 +113,10 @@ class FactLog(Protocol):
 
     async def load_snapshot(self) -> tuple[Position, bytes] | None:
         """The kept fold, if any."""
+        ...
+
+    async def memory_used_ratio(self) -> float:
+        """Memory used by the server over its limit (the machine's memory if it has none), 0 to 1 and more."""
         ...
 
     async def close(self) -> None:

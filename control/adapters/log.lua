@@ -7,7 +7,20 @@
 -- opened on), committed. A generation counts as open only on that very server run: a restart, a rewind, a flush
 -- or a fail-over all end it, and no write lands in a log that may have lost its end.
 --
+-- A generation's number is the server's time in milliseconds when it was opened, or one more than the number before
+-- if that is higher. So a server that forgot its numbers gives no number twice (docs/decisions/0002). Lua's numbers
+-- are doubles, exact for these; they are written by `digits`, never with an exponent.
+--
 -- `known` is the highest generation the client has seen; `wanted` the one it insists on, or 0.
+
+local function digits(number)
+  return string.format('%.0f', number)
+end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
 
 local function run_id()
   return string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
@@ -26,7 +39,7 @@ local function open_generation_here(meta)
 end
 
 local function entry_id(generation)
-  return string.format('%.0f-*', generation)
+  return digits(generation) .. '-*'
 end
 
 local function last_id(facts)
@@ -48,10 +61,10 @@ end
 local function refusal(meta, known, wanted)
   local open = open_generation_here(meta)
   if open == 0 or open < known then
-    return { 'STALE', tostring(stored_generation(meta)) }
+    return { 'STALE', digits(stored_generation(meta)) }
   end
   if wanted > 0 and wanted ~= open then
-    return { 'CHANGED', tostring(open) }
+    return { 'CHANGED', digits(open) }
   end
 end
 
@@ -98,25 +111,25 @@ local function open_generation(keys, args)
   local above = tonumber(args[1])
   local open = open_generation_here(keys[2])
   if open > above then
-    return { 'OK', tostring(open) }
+    return { 'OK', digits(open) }
   end
   local before = math.max(stored_generation(keys[2]), generation_of(last_id(keys[1])), above)
-  local generation = string.format('%.0f', before + 1)
-  local time = redis.call('TIME')
-  local at_ms = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
-  redis.call('HSET', keys[2], 'generation', generation, 'run_id', run_id(), 'committed', '0-0')
-  redis.call('XADD', keys[1], generation .. '-*', 'd',
-    '{"kind":"GenerationOpened","version":1,"source":"log","incarnation":' .. generation ..
-    ',"source_seq":1,"at_ms":' .. at_ms .. ',"payload":{"generation":' .. generation ..
+  local at_ms = now_ms()
+  local generation = math.max(before + 1, at_ms)
+  local number = digits(generation)
+  redis.call('HSET', keys[2], 'generation', number, 'run_id', run_id(), 'committed', '0-0')
+  redis.call('XADD', keys[1], entry_id(generation), 'd',
+    '{"kind":"GenerationOpened","version":1,"source":"log","incarnation":' .. number ..
+    ',"source_seq":1,"at_ms":' .. digits(at_ms) .. ',"payload":{"generation":' .. number ..
     ',"cause":' .. args[2] .. ',"opened_by":' .. args[3] .. '}}')
-  return { 'OK', generation }
+  return { 'OK', number }
 end
 
 -- KEYS facts meta. Answers {open generation or '0', first entry's id or '', last id, committed}.
 local function tail(keys)
   local first = redis.call('XRANGE', keys[1], '-', '+', 'COUNT', 1)
   return {
-    tostring(open_generation_here(keys[2])),
+    digits(open_generation_here(keys[2])),
     first[1] and first[1][1] or '',
     last_id(keys[1]),
     redis.call('HGET', keys[2], 'committed') or '0-0',

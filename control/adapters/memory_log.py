@@ -36,11 +36,12 @@ class MemoryLogStore:
     """What one Redis server would hold, and the switches that break it.
 
     `is_down` makes every call fail before its effect. `fault` is asked at every call of every handle that has
-    none of its own.
+    none of its own. `memory_used_ratio` is what `FactLog.memory_used_ratio` answers.
     """
 
     def __init__(self, *, clock: Clock | None = None, fault: Fault = no_fault) -> None:
         self.fault = fault
+        self.memory_used_ratio = 0.0
         self.generation = 0
         self.is_open = False
         self.committed = START
@@ -86,11 +87,12 @@ class MemoryLogStore:
         """As the server-side function of the Redis log."""
         if self.is_open and self.generation > above:
             return self.generation
-        self.generation = max(self.generation, self.last.generation, above) + 1
+        now_ms = self._now_ms()
+        self.generation = max(self.generation + 1, self.last.generation + 1, above + 1, now_ms)
         self.is_open = True
         self.committed = START
         event = GenerationOpened(generation=self.generation, cause=cause, opened_by=opened_by)
-        self.extend([Fact(LOG_SOURCE, self.generation, 1, self._now_ms(), event)])
+        self.extend([Fact(LOG_SOURCE, self.generation, 1, now_ms, event)])
         return self.generation
 
     def extend(self, facts: Sequence[Fact]) -> Position:
@@ -121,9 +123,8 @@ class MemoryLogStore:
         return self._changed
 
     def _forget_from(self, first_lost: Position) -> None:
-        before = self.entries[-1].position if self.entries else Position(first_lost.generation - 1, 0)
-        self.last = before
-        self.generation = before.generation
+        self.last = self.entries[-1].position if self.entries else _before(first_lost)
+        self.generation = self.last.generation
         self.commands = {
             instance: [order for order in orders if order[1] < first_lost] for instance, orders in self.commands.items()
         }
@@ -195,6 +196,10 @@ class MemoryLog:
     async def load_snapshot(self) -> tuple[Position, bytes] | None:
         """See `FactLog.load_snapshot`."""
         return await self._call("load_snapshot", lambda: self._store.snapshot)
+
+    async def memory_used_ratio(self) -> float:
+        """See `FactLog.memory_used_ratio`."""
+        return await self._call("memory_used_ratio", lambda: self._store.memory_used_ratio)
 
     async def close(self) -> None:
         """Nothing to give up."""
@@ -283,6 +288,11 @@ class MemoryLog:
         kept = self._store.snapshot
         if kept is None or kept[0] < position:
             self._store.snapshot = (position, state)
+
+
+def _before(position: Position) -> Position:
+    """The end of a log that lost everything from `position` on and holds nothing before it."""
+    return Position(position.generation, position.seq - 1) if position.seq else START
 
 
 def _round_trip(facts: Sequence[Fact]) -> list[Fact]:

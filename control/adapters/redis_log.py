@@ -2,8 +2,8 @@
 
 A stream entry's id is the fact's position: `<generation>-<seq>`. Writes go through the function library in
 `log.lua`, which refuses to append unless a generation was opened on this very run of the server; so a restarted,
-rewound, flushed or failed-over server always begins a new generation. Readers own their positions; there are no
-consumer groups and therefore no pending lists (RELIABILITY R5 holds by construction).
+rewound, flushed or failed-over server always begins a new generation, named by its time. Readers own their
+positions; there are no consumer groups and therefore no pending lists (RELIABILITY R5 holds by construction).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class RedisLog:
             )
 
     async def memory_used_ratio(self) -> float:
-        """Memory used by the server over its limit (the machine's memory if it has none), 0 to 1 and more."""
+        """See `FactLog.memory_used_ratio`."""
         about = await self._info()
         limit = int(about.get("maxmemory", 0)) or int(about.get("total_system_memory", 0))
         return int(about["used_memory"]) / limit if limit else 0.0

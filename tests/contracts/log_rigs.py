@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib import resources
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import fakeredis
 import redis
@@ -13,6 +14,9 @@ from midstream.control.adapters.memory_log import MemoryLog, MemoryLogStore
 from midstream.control.adapters.redis_log import RedisLog
 from midstream.control.errors import LogUnavailable
 from midstream.control.ports import FactLog
+
+APPEND_ONLY: Final = "appendonlydir"
+"""Where Valkey keeps all it knows. What a client was told is in there, if not yet on the disk."""
 
 
 class Rig(Protocol):
@@ -24,12 +28,19 @@ class Rig(Protocol):
     def flush(self) -> None:
         """The server forgets everything and runs on."""
 
+    def save(self) -> None:
+        """Remember what the server holds now."""
+
+    async def rewind(self) -> None:
+        """The server dies and comes back with what it held at `save` and nothing since."""
+
     async def close(self) -> None: ...
 
 
 class MemoryRig:
     def __init__(self) -> None:
         self.store = MemoryLogStore()
+        self._saved = 0
 
     def client(self, name: str) -> FactLog:
         return MemoryLog(self.store, opened_by=name)
@@ -39,6 +50,12 @@ class MemoryRig:
 
     def flush(self) -> None:
         self.store.flush()
+
+    def save(self) -> None:
+        self._saved = len(self.store.entries)
+
+    async def rewind(self) -> None:
+        self.store.restart(lose=len(self.store.entries) - self._saved)
 
     async def close(self) -> None:
         return
@@ -92,6 +109,7 @@ class FakeRedisRig:
         self.server = fakeredis.FakeServer()
         self._run = 1
         self._logs: list[RedisLog] = []
+        self._saved: dict[bytes, bytes] = {}
 
     def script(self) -> str:
         lua = resources.files("midstream.control.adapters").joinpath("log.lua").read_text()
@@ -108,6 +126,17 @@ class FakeRedisRig:
     def flush(self) -> None:
         fakeredis.FakeRedis(server=self.server).flushall()
 
+    def save(self) -> None:
+        client = fakeredis.FakeRedis(server=self.server)
+        self._saved = {key: client.dump(key) for key in client.scan_iter()}
+
+    async def rewind(self) -> None:
+        self.flush()
+        client = fakeredis.FakeRedis(server=self.server)
+        for key, value in self._saved.items():
+            client.restore(key, 0, value)
+        self._run += 1
+
     async def close(self) -> None:
         for log in self._logs:
             await log.close()
@@ -117,6 +146,7 @@ class ValkeyRig:
     def __init__(self, server: LocalValkey, cluster: str) -> None:
         self._server = server
         self._cluster = cluster
+        self._saved = server.directory / "saved"
         self._logs: list[RedisLog] = []
 
     def client(self, name: str) -> FactLog:
@@ -125,6 +155,9 @@ class ValkeyRig:
 
     async def restart(self) -> None:
         self._server.kill()
+        await self._start()
+
+    async def _start(self) -> None:
         self._server.start()
         for log in self._logs:
             await _until_connected(log)
@@ -132,6 +165,16 @@ class ValkeyRig:
     def flush(self) -> None:
         with redis.Redis.from_url(self._server.url) as client:
             client.flushall()
+
+    def save(self) -> None:
+        shutil.rmtree(self._saved, ignore_errors=True)
+        shutil.copytree(self._server.directory / APPEND_ONLY, self._saved)
+
+    async def rewind(self) -> None:
+        self._server.kill()
+        shutil.rmtree(self._server.directory / APPEND_ONLY)
+        shutil.copytree(self._saved, self._server.directory / APPEND_ONLY)
+        await self._start()
 
     async def close(self) -> None:
         for log in self._logs:

@@ -20,6 +20,7 @@ from alembic.runtime.migration import MigrationContext
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
+from structlog.testing import capture_logs
 
 from midstream import migrations
 from midstream.control.adapters.local_valkey import LocalValkey
@@ -35,7 +36,7 @@ from midstream.control.codec import encode_state
 from midstream.control.errors import ArchiveUnavailable, BadInput, LogUnavailable, UnknownThing
 from midstream.control.events import Entry, Event, Fact, FactsMissed, TaskFailed
 from midstream.control.ids import START, Position
-from midstream.control.ports import Hole
+from midstream.control.ports import Clock, Hole
 from midstream.control.publisher import Publisher
 from midstream.control.simulate.loop import VirtualClock, run_virtual
 from midstream.control.state import State
@@ -290,6 +291,9 @@ def test_operations_are_opened_once_and_end_once(database_url: str):
 # --- the archiver -----------------------------------------------------------------------------------
 
 
+LATER_MS = 10
+
+
 class Heard:
     """A recorder that keeps what it is told."""
 
@@ -328,12 +332,12 @@ class ShakyArchive(MemoryArchive):
 class Rig:
     """A log with a producer, an archive and an archiver."""
 
-    def __init__(self, retain_ms: int = 0) -> None:
-        self.server = MemoryLogStore()
+    def __init__(self, retain_ms: int = 0, clock: Clock | None = None) -> None:
+        self.clock = clock or HandClock()
+        self.server = MemoryLogStore(clock=self.clock)
         self.log = MemoryLog(self.server, opened_by="producer")
         self.archive = ShakyArchive()
         self.heard = Heard()
-        self.clock = HandClock()
         self.retain_ms = retain_ms
         self.archiver = self.another()
         self.said = 0
@@ -347,6 +351,12 @@ class Rig:
         facts = [Fact("llumlet/a", 1, self.said + n, n, TaskFailed(task="t", error="")) for n in range(1, count + 1)]
         self.said += count
         return await self.log.append(facts)
+
+    async def newcomer_says(self, count: int) -> Position:
+        """A while later, a producer that knows no generation is the first to speak."""
+        self.clock.ms += LATER_MS
+        self.log = MemoryLog(self.server, opened_by="a producer that knows nothing")
+        return await self.say(count)
 
     async def archive_all(self, archiver: Archiver | None = None) -> None:
         archiver = archiver or self.archiver
@@ -404,15 +414,15 @@ async def test_R11_the_log_is_trimmed_behind_archive_snapshot_and_retention_and_
     await rig.archive_all()
     await rig.due()
     assert len(rig.server.entries) == 51, "nothing is a snapshot yet"
-    await rig.log.save_snapshot(Position(1, 30), encode_state(State()))
+    await rig.log.save_snapshot(end._replace(seq=30), encode_state(State()))
     await rig.due()
     assert len(rig.server.entries) == 51, "too young"
     rig.clock.ms += 60_000
     await rig.due()
-    assert rig.server.entries[0].position == Position(1, 30)
-    await rig.log.save_snapshot(Position(1, 45), encode_state(State()))
+    assert rig.server.entries[0].position == end._replace(seq=30)
+    await rig.log.save_snapshot(end._replace(seq=45), encode_state(State()))
     await rig.due()
-    assert rig.server.entries[0].position == Position(1, 45)
+    assert rig.server.entries[0].position == end._replace(seq=45)
     assert rig.archiver.position == end
 
 
@@ -437,45 +447,80 @@ async def test_R11_nothing_unarchived_is_ever_trimmed():
 async def test_the_log_s_snapshot_is_kept_in_the_archive_once_it_is_covered():
     rig = Rig()
     end = await rig.say(10)
-    marked = State(position=Position(1, 5), gaps=9)
+    marked = State(position=end._replace(seq=5), gaps=9)
     await rig.log.save_snapshot(marked.position, encode_state(marked))
     await rig.archiver.step()
     assert (await rig.archive.state_at(end)).gaps == 10, "the snapshot's, and the one from where it knows nothing to 6"
 
 
-async def test_P19_R12_a_flushed_log_becomes_a_new_generation():
+async def test_P19_R12_a_log_that_a_newcomer_opened_after_a_flush_is_archived_from_its_beginning():
     rig = Rig()
-    await rig.say(20)
+    old = await rig.say(20)
     await rig.archive_all()
     rig.server.flush()
-    rig.log = MemoryLog(rig.server, opened_by="a producer that knows nothing")
-    await rig.say(5)
-    assert rig.server.generation == 1
+    new = await rig.newcomer_says(30)
+    assert new.generation > old.generation
+    await rig.archive_all()
     await rig.due()
-    assert rig.server.generation == 2
+    assert rig.server.last == rig.archiver.position == new, "nobody had to open another generation"
+    assert (await rig.archive.history(START))[21:] == rig.server.entries
+    assert (await rig.archive.counts())["TaskFailed"] == 50
+    assert await rig.archive.holes() == [] == rig.heard.events
+    assert rig.archiver.position_holes == 0
+
+
+async def test_P19_R12_a_log_that_lost_its_newest_opening_is_archived_on_in_a_newer_one():
+    rig = Rig()
+    await rig.say(5)
+    rig.server.restart()
+    lost = await rig.say(5)
+    await rig.archive_all()
+    rig.server.restart(lose=6)
+    new = await rig.newcomer_says(10)
+    assert new.generation > lost.generation
+    await rig.archive_all()
+    await rig.due()
+    assert rig.server.last == rig.archiver.position == new, "nobody had to open another generation"
+    assert (await rig.archive.history(lost)) == rig.server.entries[-11:]
+    assert (await rig.archive.counts())["TaskFailed"] == 20
+    assert await rig.archive.holes() == [] == rig.heard.events
+    assert rig.archiver.position_holes == 0
+
+
+async def test_P19_R12_a_flushed_log_whose_clock_was_set_back_becomes_a_new_generation():
+    rig = Rig()
+    old = await rig.say(20)
+    await rig.archive_all()
+    rig.server.flush()
+    rig.clock.ms -= 1_000
+    low = await rig.newcomer_says(5)
+    assert low.generation < old.generation
+    await rig.due()
+    assert rig.server.generation == old.generation + 1
     await rig.say(5)
     await rig.archive_all()
     stored = await rig.archive.read(START)
-    assert stored[-1].position == Position(2, 5)
+    assert stored[-1].position == Position(old.generation + 1, 5)
     assert rig.heard.events == [FactsMissed(source="llumlet/a", incarnation=1, from_seq=21, to_seq=25)]
     assert await rig.archive.holes() == [Hole("llumlet/a", 1, 21, 25)]
 
 
-async def test_P19_R12_a_flushed_log_that_grew_past_the_archive_is_still_noticed():
+async def test_P19_R12_a_flushed_log_that_got_the_same_number_and_grew_past_the_archive_is_still_noticed():
     rig = Rig()
-    await rig.say(5)
+    old = await rig.say(5)
     await rig.archive_all()
     rig.server.flush()
-    rig.log = MemoryLog(rig.server, opened_by="a producer that knows nothing")
-    await rig.say(30)
+    rig.clock.ms -= LATER_MS
+    same = await rig.newcomer_says(30)
+    assert same.generation == old.generation
     rig.archiver = rig.another()
     await rig.archiver.step()
-    assert rig.server.generation == 2
+    assert rig.server.generation == old.generation + 1
 
 
 async def test_P19_R12_facts_that_redis_lost_and_producers_say_again_leave_no_hole():
     rig = Rig()
-    await rig.say(20)
+    archived = await rig.say(20)
     await rig.archive_all()
     await rig.say(10)
     lost = [e.fact for e in rig.server.entries[-15:]]
@@ -483,11 +528,12 @@ async def test_P19_R12_facts_that_redis_lost_and_producers_say_again_leave_no_ho
     await rig.log.append(lost)
     await rig.say(3)
     await rig.archive_all()
-    assert rig.server.generation == 2
+    generation = rig.server.generation
+    assert generation > archived.generation
     assert await rig.archive.holes() == [] == rig.heard.events
     assert (await rig.archive.counts())["TaskFailed"] == 33
-    assert (await rig.archive.history(Position(1, 20)))[1:16] == [
-        Entry(Position(2, 1 + n), fact) for n, fact in enumerate(lost)
+    assert (await rig.archive.history(archived))[1:16] == [
+        Entry(Position(generation, 1 + n), fact) for n, fact in enumerate(lost)
     ]
 
 
@@ -506,11 +552,46 @@ async def test_P19_a_hole_is_a_fact_and_stops_nothing():
 async def test_P19_entries_trimmed_before_they_were_archived_are_noticed():
     rig = Rig()
     end = await rig.say(20)
-    await rig.log.trim(Position(1, 11))
+    await rig.log.trim(end._replace(seq=11))
     await rig.archive_all()
     assert rig.archiver.position_holes == 1
     assert rig.heard.events == [FactsMissed(source="llumlet/a", incarnation=1, from_seq=1, to_seq=10)]
     assert await rig.archive.position() == end
+
+
+async def test_R10_a_log_server_that_fills_up_is_warned_of():
+    rig = Rig()
+    await rig.say(1)
+    with capture_logs() as logged:
+        for ratio in (0.69, 0.7, 0.953):
+            rig.server.memory_used_ratio = ratio
+            await rig.due()
+    warned = [line["memory_used_ratio"] for line in logged if line["log_level"] == "warning"]
+    assert warned == [0.7, 0.953]
+
+
+async def test_P19_R12_what_a_newcomer_says_on_a_flushed_valkey_is_archived(own_valkey: LocalValkey):
+    def client(name: str) -> RedisLog:
+        return RedisLog(own_valkey.url, cluster="c", opened_by=name)
+
+    def facts(first: int, last: int) -> list[Fact]:
+        return [Fact("llumlet/a", 1, n, n, TaskFailed(task="t", error="")) for n in range(first, last + 1)]
+
+    logs, archive, heard = [client(name) for name in ("one", "archiver", "newcomer")], MemoryArchive(), Heard()
+    archiver = Archiver(logs[1], archive, HandClock(), heard, read_wait_ms=1_000)
+    old = await logs[0].append(facts(1, 20))
+    await archiver.step()
+    assert archiver.position == old
+    with redis.Redis.from_url(own_valkey.url) as server:
+        server.flushall()
+    new = await logs[2].append(facts(21, 60))
+    await archiver.step()
+    assert archiver.position == new
+    assert new.generation > old.generation
+    assert (archiver.position_holes, (await archive.counts())["TaskFailed"]) == (0, 60)
+    assert await archive.holes() == [] == heard.events
+    for log in logs:
+        await log.close()
 
 
 async def test_two_archivers_at_once_are_harmless():
@@ -598,8 +679,8 @@ def test_P19_in_simulated_trouble_the_archive_ends_up_with_every_fact(seed: int)
     """Virtual time, any order of tasks: two archivers that die, an archive and a log that fail, lose and restart."""
 
     async def trouble() -> None:
-        rng, rig = random.Random(seed), Rig()
         clock = VirtualClock(asyncio.get_running_loop(), 0)
+        rng, rig = random.Random(seed), Rig(clock=clock)
         rig.server.fault = lambda method: rng.choice(["", "", "", "", "before", "after"])  # type: ignore[assignment]
         log = MemoryLog(rig.server, opened_by="publisher")
         publisher = Publisher(log, "llumlet/a", 1, clock)

@@ -99,14 +99,28 @@ async def test_P20_while_the_log_is_away_the_last_state_stays_and_then_it_goes_o
 async def test_a_new_generation_after_a_rewind_is_folded_on(store: MemoryLogStore) -> None:
     follower, writer = follower_of(store), Writer(store)
     async with following(follower):
-        await writer.write(10)
+        known = await writer.write(10)
         await follower.caught_up(PATIENCE_S)
         store.restart(lose=4)
         last = await writer.write(1)
         await follower.reached(last)
-    assert last.generation == 2
-    assert follower.state.generation == 2
+    assert follower.state.generation == last.generation > known.generation
     assert follower.state.sources["writer"].seq == 11
+
+
+async def test_P19_R12_a_log_that_a_newcomer_opened_after_a_flush_is_a_new_generation(store: MemoryLogStore) -> None:
+    """Nobody told it which generations there had been, and it has more facts than the log had before."""
+    follower, writer = follower_of(store), Writer(store)
+    async with following(follower):
+        known = await writer.write(10)
+        await follower.caught_up(PATIENCE_S)
+        store.flush()
+        await asyncio.sleep(0.003)
+        writer.log = MemoryLog(store, opened_by="newcomer")
+        last = await writer.write(20)
+        await follower.reached(last)
+    assert follower.state.generation == last.generation > known.generation
+    assert (follower.state.sources["writer"].seq, follower.state.gaps) == (30, 0)
 
 
 async def test_it_starts_from_a_snapshot(store: MemoryLogStore) -> None:

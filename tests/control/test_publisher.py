@@ -82,7 +82,7 @@ def test_P19_facts_are_numbered_from_1_without_gaps_in_the_order_of_recording() 
         assert said(store.entries) == ([happened(number) for number in range(1, 1_500)], 0)
         first, last = store.entries[1].fact, store.entries[-1].fact
         assert (first.incarnation, first.at_ms, last.at_ms) == (7, 1_000, 2_000)
-        assert publisher.confirmed == store.last == Position(1, 1_499)
+        assert publisher.confirmed == store.last == Position(store.generation, 1_499)
         assert (publisher.unsent, publisher.dropped) == (0, 0)
 
     virtual(main)
