@@ -229,6 +229,18 @@ def test_one_ctrl_c_ends_all_and_leaves_nothing(tmp_path: Path) -> None:
         up.close()
 
 
+def test_a_second_ctrl_c_ends_all_at_once(tmp_path: Path) -> None:
+    up = Up(tmp_path / "data", "--instances", "1")
+    try:
+        up.ready()
+        up.process.send_signal(signal.SIGINT)
+        wait(lambda: "stopping" in up.said())
+        up.end()
+        assert wait(lambda: left_of(up.data_dir) == [])
+    finally:
+        up.close()
+
+
 def test_ctrl_c_during_the_start_leaves_nothing(tmp_path: Path) -> None:
     up = Up(tmp_path / "data", "--instances", "1")
     try:

@@ -14,7 +14,10 @@ from midstream.api.cli.up.cluster import LocalCluster
 
 
 async def until_signal(opened: AbstractAsyncContextManager[LocalCluster], ready: Callable[[LocalCluster], None]) -> int:
-    """Enter, call `ready`, leave on SIGINT or SIGTERM; return the exit code."""
+    """Enter, call `ready`, leave on SIGINT or SIGTERM; return the exit code.
+
+    While it still starts, a second signal changes nothing: each start ends within its own deadline.
+    """
     task = asyncio.current_task()
     assert task is not None
     clusters: list[LocalCluster] = []
@@ -40,10 +43,10 @@ def _signals(task: asyncio.Task[int], clusters: list[LocalCluster]) -> Iterator[
             asked = True
             say("stopping ...")
             task.cancel()
-            return
-        for cluster in clusters:
-            cluster.kill()
-        os._exit(1)
+        elif clusters:
+            for cluster in clusters:
+                cluster.kill()
+            os._exit(1)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
