@@ -19,6 +19,7 @@ from midstream.control.errors import Refused
 from midstream.control.events import (
     DowntimeMeasured,
     Entry,
+    GatewayStarted,
     GenerationOpened,
     InstanceLost,
     InstanceRegistered,
@@ -99,6 +100,7 @@ class Gateway:
         """Listen on the data plane and keep the loops alive."""
         await self.wire.start(self.receive)
         self.follower.on_entry = self.on_entry
+        self.recorder.record(GatewayStarted(gateway=self.name))
         self.tasks.loop("pings", self.peers.ping)
         self.tasks.loop("housekeeping", self._keep_house)
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from midstream.api.simulation.run import SeedReport, minimal_faults, run_seeds, trace
+from midstream.api.simulation.run import SeedReport, minimal_faults, quiet, run_seeds, trace
 from midstream.api.simulation.workload import draw_scenario
 
 PROGRESS_EVERY = 100
@@ -42,6 +42,7 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
 ) -> None:
     """Run seeds; violations are printed as they are found."""
+    quiet()
     began, reports = time.monotonic(), list[SeedReport]()
     for report in run_seeds(range(first, first + seeds), intensity=intensity, jobs=jobs or os.cpu_count() or 1):
         reports.append(report)

@@ -92,7 +92,18 @@ def _log(cluster: Cluster, entries: list[Entry]) -> Iterable[str]:
         count = ends[outcome.arrival.spec.request]
         if count != 1 and not (count == 0 and (outcome.is_cut_off or outcome.is_untold)):
             yield f"P04 {outcome.arrival.spec.request}: {count} terminal facts"
+    yield from _folds(cluster)
+
+
+def _folds(cluster: Cluster) -> Iterable[str]:
+    """P10, P21: when all is quiet no fold knows of any work."""
     state = cluster.gateways["g1"].follower.state
+    ghosts = sorted(state.requests) + sorted(name for table in state.placed.values() for name in table)
+    if ghosts:
+        yield f"P21 the fold still knows requests: {', '.join(ghosts)}"
+    busy = [name for name, view in state.instances.items() if view.load.running or view.load.waiting]
+    if busy:
+        yield f"P21 the fold still shows load on {', '.join(busy)}"
     open_moves = [move.migration for move in state.migrations.values() if move.is_open]
     if open_moves:
         yield f"P10 moves without an outcome: {', '.join(open_moves)}"

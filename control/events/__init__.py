@@ -43,6 +43,7 @@ from midstream.control.events.migrations import (
     RoundCopied,
 )
 from midstream.control.events.requests import (
+    GatewayStarted,
     RequestCancelled,
     RequestDispatched,
     RequestFailed,
@@ -62,6 +63,7 @@ __all__ = [
     "Fact",
     "FactsDropped",
     "FactsMissed",
+    "GatewayStarted",
     "GenerationOpened",
     "InstanceDrained",
     "InstanceLost",

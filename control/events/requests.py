@@ -7,6 +7,13 @@ from midstream.control.ids import Owner
 
 
 @event
+class GatewayStarted(Event, frozen=True, kw_only=True):
+    """A gateway started, with no ledgers: what its earlier incarnation still had in flight has ended."""
+
+    gateway: str
+
+
+@event
 class RequestDispatched(Event, frozen=True, kw_only=True):
     """A request was given to an instance: first (`cause` = `new`) or again (`lost`, `gone`, `refused`)."""
 

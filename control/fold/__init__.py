@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from midstream.control.events import Entry, Event, Fact, FactsDropped, FactsMissed, ReservationEnded, TaskFailed
+from midstream.control.events import (
+    Entry,
+    Event,
+    Fact,
+    FactsDropped,
+    FactsMissed,
+    GatewayStarted,
+    ReservationEnded,
+    TaskFailed,
+)
 from midstream.control.fold import cluster, instances, migrations, requests
 from midstream.control.fold.cluster import UNWATCHED_MS
 from midstream.control.ids import COMMIT_SOURCE
@@ -27,8 +36,10 @@ HANDLERS: Final[dict[type[Event], Handler]] = {
 }
 """What each kind of fact does to the state."""
 
-NO_EFFECT: Final[frozenset[type[Event]]] = frozenset({TaskFailed, FactsMissed, FactsDropped, ReservationEnded})
-"""Kinds that are for people and the archive only."""
+NO_EFFECT: Final[frozenset[type[Event]]] = frozenset(
+    {TaskFailed, FactsMissed, FactsDropped, ReservationEnded, GatewayStarted}
+)
+"""Kinds that are for people and the archive only; a start shows by its incarnation."""
 
 
 def fold(entries: Iterable[Entry], state: State | None = None) -> State:
