@@ -32,6 +32,9 @@ LINGER_S: Final = 0.002
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
+CHECK_S: Final = 5.0
+"""A source with nothing to say looks so often whether the log lost its memory."""
+
 RING_S: Final = 10.0
 RING_MAX: Final = 10_000
 
@@ -101,15 +104,35 @@ class Publisher:
         """Send what is recorded, for ever. A log that is away costs retries, nothing else."""
         backoff = BACKOFF_FIRST_S
         while True:
-            await self._some.wait()
-            await asyncio.sleep(LINGER_S)
             try:
-                await self._send_all()
+                if await self._has_news():
+                    await asyncio.sleep(LINGER_S)
+                    await self._send_all()
+                else:
+                    await self._check_generation()
                 backoff = BACKOFF_FIRST_S
             except LogUnavailable as error:
                 logger.warning("log away", source=self._source, unsent=self.unsent, error=str(error))
                 await asyncio.sleep(self._spread(backoff))
                 backoff = min(2 * backoff, BACKOFF_MAX_S)
+
+    async def _has_news(self) -> bool:
+        """Wait for something to say; `False` when it is time to look at the log instead."""
+        if not self._ring:
+            await self._some.wait()
+            return True
+        try:
+            async with asyncio.timeout(CHECK_S):
+                await self._some.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _check_generation(self) -> None:
+        generation = (await self._log.tail()).generation
+        async with self._sender:
+            if generation != self._generation:
+                await self._say_again(generation)
 
     async def flush(self, timeout_s: float) -> bool:
         """Send everything recorded so far, also without `run`; false if that took longer than `timeout_s`."""
