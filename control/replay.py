@@ -60,7 +60,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def as_json(report: ReplayReport) -> dict[str, Any]:
-    """The report as JSON values, positions written `3-17`."""
+    """The report as JSON values, positions written `1764579000123-17`."""
     values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(report))
     values |= {"last": str(report.last), "is_equal": report.is_equal}
     if report.first_difference is not None:

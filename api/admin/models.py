@@ -8,7 +8,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from midstream.control.state import InstanceView, MigrationView, OperationView, RequestView
 
-Place = Annotated[str, BeforeValidator(str), Field(description="A log position, `generation-seq`.", examples=["3-17"])]
+Place = Annotated[
+    str, BeforeValidator(str), Field(description="A log position, `generation-seq`.", examples=["1764579000123-17"])
+]
 
 MS_MAX = 86_400_000
 """Longest time a policy setting may name: a day."""

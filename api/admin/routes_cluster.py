@@ -69,7 +69,9 @@ async def undrain(instance: str, caller: Mover, deps: Deps, orders: OrdersOf, ke
 
 @router.get("/state", responses={200: {"model": StateBody}})
 async def get_state(
-    _: Reader, deps: Deps, at: Annotated[str | None, Query(description="A position, `3-17`; now if absent.")] = None
+    _: Reader,
+    deps: Deps,
+    at: Annotated[str | None, Query(description="A position, `1764579000123-17`; now if absent.")] = None,
 ) -> Response:
     """The fold of the log, now or as it was at a position (at the archive's end, if that comes first)."""
     state = deps.follower.state if at is None else await deps.archive.state_at(position_of(at, "at"))
