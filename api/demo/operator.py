@@ -49,13 +49,13 @@ class Operator:
 
     def _move_one(self) -> None:
         requests = [one for one in self._admin.items("/requests", limit=50) if one["migration"] is None]
-        instances = [one["id"] for one in self._admin.items("/instances") if not one["is_draining"]]
+        instances = [one["instance"] for one in self._admin.items("/instances") if not one["is_draining"]]
         if not requests:
             return
         request = self._rng.choice(requests)
-        others = [name for name in instances if name != request["instance"]]
+        others = [name for name in instances if name != request["owner"]["instance"]]
         if others:
-            self._admin.post("/migrations", {"request": request["id"], "target": self._rng.choice(others)})
+            self._admin.post("/migrations", {"request": request["request"], "target": self._rng.choice(others)})
             self.ordered += 1
 
     async def _drain(self) -> None:

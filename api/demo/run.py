@@ -159,7 +159,7 @@ def _held(instance: dict[str, Any]) -> str:
     load = instance["load"]
     is_free = load["blocks_free"] == instance["blocks_total"] and not load["blocks_reserved"]
     is_idle = not load["running"] and not load["waiting"]
-    return "" if is_free and is_idle else f"{instance['id']} holds {load}"
+    return "" if is_free and is_idle else f"{instance['instance']} holds {load}"
 
 
 def _wait_archived(database_url: str, position: str, deadline: float) -> None:

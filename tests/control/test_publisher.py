@@ -19,7 +19,7 @@ from midstream.control.adapters.memory_log import MemoryLog, MemoryLogStore
 from midstream.control.events import Entry, Event, Fact, FactsDropped, LoadReported, RequestsReported, TaskFailed
 from midstream.control.ids import START, Owner, Position
 from midstream.control.ports import FactLog
-from midstream.control.publisher import RING_S, Publisher
+from midstream.control.publisher import CHECK_S, RING_S, Publisher
 from midstream.control.simulate.loop import VirtualClock, run_virtual
 from midstream.control.state import Load, State
 
@@ -218,6 +218,20 @@ def test_R12_a_rewound_log_gets_recent_facts_again_before_new_ones(lose: int) ->
         assert said(store.entries) == ([happened(number) for number in range(13)], 0)
         assert numbers(store.entries)[10 - lose :] == list(range(1, 14))
         assert publisher.confirmed.generation == store.generation
+
+    virtual(main)
+
+
+def test_R12_a_source_with_nothing_new_to_say_notices_a_rewound_log() -> None:
+    async def main(store: MemoryLogStore) -> None:
+        publisher = publisher_on(MemoryLog(store, opened_by="a"))
+        async with running(publisher):
+            publisher.record(happened(1))
+            await asyncio.sleep(1)
+            store.restart(lose=1)
+            assert said(store.entries) == ([], 0)
+            await asyncio.sleep(2 * CHECK_S)
+        assert said(store.entries) == ([happened(1)], 0)
 
     virtual(main)
 
