@@ -16,10 +16,12 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import structlog
 
+from midstream.api.heartbeat import beating
 from midstream.control.errors import MidstreamError
 
 STOP_LIMIT_S = 15.0
@@ -41,26 +43,28 @@ class Running:
 Service = Callable[[], AbstractAsyncContextManager[Running]]
 
 
-def run_service(kind: str, name: str, service: Service) -> int:
+def run_service(kind: str, name: str, service: Service, health_file: Path | None = None) -> int:
     """Run a service until SIGTERM, SIGINT or its failure; return the exit code.
 
     Prints one JSON line on stdout when it serves. The first signal stops it in good order, a second one, or
-    `STOP_LIMIT_S` after the first, at once. Errors of the start are raised to the caller.
+    `STOP_LIMIT_S` after the first, at once. Errors of the start are raised to the caller. While it serves,
+    `health_file` is kept fresh.
     """
     try:
-        return asyncio.run(_serve(kind, name, service))
+        return asyncio.run(_serve(kind, name, service, health_file))
     except asyncio.CancelledError:
         return 0
 
 
-async def _serve(kind: str, name: str, service: Service) -> int:
+async def _serve(kind: str, name: str, service: Service, health_file: Path | None) -> int:
     stop = asyncio.Event()
     with _signals(stop):
         opened = service()
         running = await _unless(stop, opened.__aenter__())
-        announce(kind, name, running.address)
-        failure = await _wait(stop, running)
-        await opened.__aexit__(None, None, None)
+        async with beating(health_file, kind, name, running.address):
+            announce(kind, name, running.address)
+            failure = await _wait(stop, running)
+            await opened.__aexit__(None, None, None)
     if failure is not None:
         logger.error("service failed", service=kind, name=name, reason=failure)
         return 1

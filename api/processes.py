@@ -12,17 +12,18 @@ import structlog
 
 from midstream.api import bootstrap
 from midstream.api.bootstrap import Voice
+from midstream.api.heartbeat import beat
 from midstream.api.process import Running, Service
 from midstream.api.settings import Settings
-from midstream.control.errors import ArchiveUnavailable, LogUnavailable, UnknownThing
+from midstream.api.waiting import until_there
+from midstream.control.errors import UnknownThing
 from midstream.control.events import PolicyConfigured
 from midstream.control.publisher import Publisher
 from midstream.control.state import PolicySettings
 from midstream.control.supervise import Supervisor
 
-AWAY_S: Final = 20.0
-"""A process that starts waits so long for Redis and the archive before it gives up."""
-AWAY_POLL_S: Final = 0.2
+CAUGHT_UP_S: Final = 20.0
+"""A process that starts and has found Redis gets so long to fold what is in the log."""
 FLUSH_S: Final = 3.0
 """A process that stops gets so long to say its last facts."""
 
@@ -33,13 +34,13 @@ logger = structlog.get_logger(__name__)
 async def speaking(settings: Settings, kind: str) -> AsyncIterator[Voice]:
     """A process that can say facts; on the way out it says its last ones.
 
-    Raises `BadInput` for a server that will not do, `LogUnavailable` when there is none for `AWAY_S`.
+    Raises `BadInput` for a server that will not do, `LogUnavailable` when there is none for `start_wait_ms`.
     """
     name = bootstrap.name_of(settings)
     source, incarnation = f"{kind}/{name}", bootstrap.CLOCK.now_ms()
     log = bootstrap.make_log(settings, source)
     try:
-        await _until_there(log.check)
+        await _until_there(settings, log.check)
         recorder = Publisher(log, source, incarnation, bootstrap.CLOCK)
         tasks = Supervisor(recorder)
         tasks.loop("publisher", recorder.run)
@@ -60,7 +61,7 @@ async def open_archiver(settings: Settings) -> AsyncIterator[Running]:
     archive = bootstrap.make_archive(settings)
     try:
         async with speaking(settings, "archiver") as voice:
-            await _until_there(archive.position)
+            await _until_there(settings, archive.position)
             voice.tasks.loop("archiver", Archiver(voice.log, archive, bootstrap.CLOCK, voice.recorder).run)
             yield Running()
     finally:
@@ -74,7 +75,7 @@ async def open_controller(settings: Settings) -> AsyncIterator[Running]:
     async with speaking(settings, "controller") as voice:
         follower = bootstrap.make_follower(settings, voice.log)
         voice.tasks.loop("follower", follower.run)
-        await follower.caught_up(AWAY_S)
+        await follower.caught_up(CAUGHT_UP_S)
         state = follower.state
         if state.control_seq == 0 and state.policies == PolicySettings() != settings.policies:
             voice.recorder.record(PolicyConfigured(policies=settings.policies, actor="settings"))
@@ -111,7 +112,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Running]:
         await gateway.start()
         voice.tasks.loop("follower", follower.run)
         try:
-            await follower.caught_up(AWAY_S)
+            await follower.caught_up(CAUGHT_UP_S)
             served = await serve(
                 bootstrap.make_openai_app(settings, voice, gateway), settings.gateway_host, settings.gateway_port
             )
@@ -136,7 +137,7 @@ async def open_admin(settings: Settings) -> AsyncIterator[Running]:
         stack.callback(queue.close)
         follower = bootstrap.make_follower(settings, voice.log)
         voice.tasks.loop("follower", follower.run)
-        await follower.caught_up(AWAY_S)
+        await follower.caught_up(CAUGHT_UP_S)
         jobs = QueuedJobs(archive, queue, bootstrap.CLOCK)
         app = bootstrap.make_admin_app(settings, voice, follower, archive, jobs)
         served = await serve(app, settings.admin_host, settings.admin_port)
@@ -146,11 +147,16 @@ async def open_admin(settings: Settings) -> AsyncIterator[Running]:
 
 def run_jobs(settings: Settings) -> None:
     """The worker process's life: jobs one after the other until a signal."""
-    from midstream.control.jobs import run_worker
+    from midstream.control.jobs import WORKER_TTL_S, run_worker
+
+    def on_beat() -> None:
+        if settings.health_file is not None:
+            beat(settings.health_file, "worker", bootstrap.name_of(settings), good_s=WORKER_TTL_S)
 
     run_worker(
-        settings.require_redis(), cluster=settings.cluster, database_url=settings.archive_url, clock=bootstrap.CLOCK
-    )
+        settings.require_redis(), cluster=settings.cluster, database_url=settings.archive_url, clock=bootstrap.CLOCK,
+        on_beat=on_beat,
+    )  # fmt: skip
 
 
 OPENERS: Final[dict[str, Callable[[Settings], AbstractAsyncContextManager[Running]]]] = {
@@ -170,16 +176,5 @@ def service_of(kind: str, settings: Settings) -> Service:
     return lambda: OPENERS[kind](settings)
 
 
-async def _until_there(ask: Callable[[], Awaitable[object]]) -> None:
-    """Ask again until what is asked answers. Raises its last answer after `AWAY_S`."""
-    deadline = asyncio.get_running_loop().time() + AWAY_S
-    while True:
-        try:
-            await ask()
-        except (LogUnavailable, ArchiveUnavailable) as error:
-            if asyncio.get_running_loop().time() > deadline:
-                raise
-            logger.warning("waiting", error=str(error))
-            await asyncio.sleep(AWAY_POLL_S)
-        else:
-            return
+async def _until_there(settings: Settings, ask: Callable[[], Awaitable[object]]) -> None:
+    await until_there(ask, settings.start_wait_ms / 1000, lambda reason: logger.warning("waiting", error=reason))

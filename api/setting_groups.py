@@ -117,6 +117,9 @@ class TimerGroup(BaseModel):
     load_report_max_ms: int = Field(1_000, ge=100, description="Longest time between two load reports.")
     suspect_after_ms: int = Field(_POLICY.suspect_after_ms, ge=200, description="Silence that makes it suspect.")
     lost_after_ms: int = Field(_POLICY.lost_after_ms, ge=200, description="Silence that, witnessed, makes it lost.")
+    start_wait_ms: int = Field(
+        20_000, ge=0, description="A starting process waits so long for Redis and the archive; 0: for ever."
+    )
     stop_drain_ms: int = Field(8_000, ge=0, description="A stopping llumlet lets its requests move away for so long.")
     command_ttl_ms: int = Field(_POLICY.decision_ttl_ms, ge=100, description="An older command is refused.")
 
@@ -130,10 +133,13 @@ class LimitGroup(BaseModel):
 
 
 class LogGroup(BaseModel):
-    """Logs, on stderr."""
+    """What a process says of itself: logs on stderr, and its health."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line shown.")
     log_format: Literal["json", "console"] = Field("json", description="One JSON object a line, or coloured text.")
+    health_file: Path | None = Field(
+        None, description="File that a process keeps fresh while it is well; `midstream health` reads it. Unset: none."
+    )
 
 
 GROUPS = (ClusterGroup, NetworkGroup, EngineGroup, PolicyGroup, MoveGroup, TimerGroup, LimitGroup, LogGroup)

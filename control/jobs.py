@@ -232,7 +232,9 @@ class Worker(SimpleWorker):
     max_connection_wait_time = RECONNECT_MAX_S
     log_result_lifespan = False
 
-    def __init__(self, client: Redis, *, cluster: str, database_url: str, clock: Clock) -> None:
+    def __init__(
+        self, client: Redis, *, cluster: str, database_url: str, clock: Clock, on_beat: Callable[[], None]
+    ) -> None:
         super().__init__(
             queue_name(cluster), connection=client, serializer=JSONSerializer, worker_ttl=WORKER_TTL_S,
             maintenance_interval=MAINTENANCE_S, log_job_description=False,
@@ -240,6 +242,12 @@ class Worker(SimpleWorker):
         self.is_stopping = False
         self._database_url = database_url
         self._clock = clock
+        self._on_beat = on_beat
+
+    def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
+        """Tell Redis that this worker is there, at least every `WORKER_TTL_S` - 15 s."""
+        super().heartbeat(timeout, pipeline)
+        self._on_beat()
 
     def perform_job(self, job: Job, queue: Queue, execution: Execution) -> bool:
         """Lend the job its context and run it."""
@@ -268,16 +276,26 @@ class Worker(SimpleWorker):
             logger.warning("job goes on without Redis", job=job.id, error=str(error))
 
 
-def run_worker(redis_url: str, *, cluster: str, database_url: str, clock: Clock, burst: bool = False) -> None:
+def run_worker(
+    redis_url: str,
+    *,
+    cluster: str,
+    database_url: str,
+    clock: Clock,
+    burst: bool = False,
+    on_beat: Callable[[], None] = lambda: None,
+) -> None:
     """Run jobs until SIGTERM or Ctrl-C, through outages of Redis; with `burst`, until the queue is empty.
 
-    Must be called in the main thread. Raises `BadInput` for a bad address.
+    Must be called in the main thread. `on_beat` is called whenever the worker has told Redis that it is there.
+    Raises `BadInput` for a bad address.
     """
     client = _client(redis_url, WORKER_TIMEOUT_S)
     before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        while not _work(client, cluster, database_url, clock, burst):
-            time.sleep(RECONNECT_S)
+        _work_on(
+            lambda: Worker(client, cluster=cluster, database_url=database_url, clock=clock, on_beat=on_beat), burst
+        )
     except StopRequested:
         logger.info("worker stops")
     finally:
@@ -286,15 +304,21 @@ def run_worker(redis_url: str, *, cluster: str, database_url: str, clock: Clock,
         client.close()
 
 
-def _work(client: Redis, cluster: str, database_url: str, clock: Clock, burst: bool) -> bool:
-    """One worker's life; `False` if it ended without being told to."""
-    try:
-        worker = Worker(client, cluster=cluster, database_url=database_url, clock=clock)
-        worker.work(burst=burst, logging_level="WARNING")
-    except RedisError as error:
-        logger.warning("worker waits for Redis", error=str(error))
-        return False
-    return burst or worker.is_stopping
+def _work_on(make_worker: Callable[[], Worker], burst: bool) -> None:
+    """One worker after the other, until one is told to stop; each new reason for waiting is said once."""
+    told = ""
+    while True:
+        try:
+            worker = make_worker()
+            worker.work(burst=burst, logging_level="WARNING")
+            if burst or worker.is_stopping:
+                return
+            told = ""
+        except RedisError as error:
+            if str(error) != told:
+                told = str(error)
+                logger.warning("worker waits for Redis", error=told)
+        time.sleep(RECONNECT_S)
 
 
 def _stop(signum: int, frame: FrameType | None) -> NoReturn:

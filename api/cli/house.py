@@ -8,7 +8,7 @@ import typer
 
 from midstream.api.cli.context import globals_of
 from midstream.api.cli.output import Output, OutputOption, column, say, show_item, show_items, write
-from midstream.control.errors import MidstreamError
+from midstream.control.errors import BadInput, MidstreamError
 
 PANEL = "House"
 
@@ -17,6 +17,7 @@ def register(app: typer.Typer) -> None:
     """Add these commands."""
     app.command(rich_help_panel=PANEL)(settings)
     app.command(rich_help_panel=PANEL)(doctor)
+    app.command(rich_help_panel=PANEL)(health)
     app.add_typer(_database(), rich_help_panel=PANEL)
     app.add_typer(_keys(), rich_help_panel=PANEL)
 
@@ -52,29 +53,62 @@ def doctor(context: typer.Context, output: OutputOption = Output.table) -> None:
         raise MidstreamError(f"not in order: {', '.join(bad)}")
 
 
+def health(context: typer.Context) -> None:
+    """Tell whether the process that keeps `health_file` is well: exit 0, or 1 with the reason. For health checks.
+
+    Example: MIDSTREAM_HEALTH_FILE=/run/midstream/health midstream health
+    """
+    from midstream.api.heartbeat import check
+
+    path = globals_of(context).settings().health_file
+    if path is None:
+        raise BadInput("no health_file: set MIDSTREAM_HEALTH_FILE, to the same for the process and for this check")
+    found = check(path)
+    write(f"{found.service} {found.name} is well (pid {found.pid})")
+
+
 def _database() -> typer.Typer:
     group = typer.Typer(name="db", help="The archive's database.")
 
     @group.command()
-    def upgrade(context: typer.Context) -> None:
+    def upgrade(
+        context: typer.Context,
+        wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the database: `start_wait_ms`.")] = False,
+    ) -> None:
         """Create or upgrade the tables of the archive.
 
         Example: MIDSTREAM_DATABASE_URL=postgresql://… midstream db upgrade
         """
+        import asyncio
+
         from midstream.api.bootstrap import upgrade_database
+        from midstream.api.waiting import until_there
 
         settings = globals_of(context).settings()
         if settings.database_url is None:
             settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        say(f"the archive is at revision {upgrade_database(settings.archive_url)}")
+
+        async def bring_up() -> str:
+            return await asyncio.to_thread(upgrade_database, settings.archive_url)
+
+        patience_s = settings.start_wait_ms / 1000
+        reached = until_there(bring_up, patience_s, lambda reason: say(f"waiting: {reason}")) if wait else bring_up()
+        say(f"the archive is at revision {asyncio.run(reached)}")
 
     @group.command("status")
-    def status(context: typer.Context, output: OutputOption = Output.table) -> None:
+    def status(
+        context: typer.Context,
+        check: Annotated[bool, typer.Option("--check/--no-check", help="Exit 1 unless they are the same.")] = False,
+        output: OutputOption = Output.table,
+    ) -> None:
         """Show the revision of the tables and the newest one."""
         from midstream.migrations.schema import current, head
 
         url = globals_of(context).settings().archive_url
-        show_item({"revision": current(url), "newest": head()}, output)
+        found, newest = current(url), head()
+        show_item({"revision": found, "newest": newest}, output)
+        if check and found != newest:
+            raise MidstreamError("the tables are not at the newest revision: run `midstream db upgrade`")
 
     return group
 

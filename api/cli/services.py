@@ -88,7 +88,7 @@ def _run(kind: str, settings: Settings, supervised: bool) -> None:
     from midstream.api.processes import service_of
 
     _prepare(settings, supervised)
-    raise typer.Exit(run_service(kind, name_of(settings), service_of(kind, settings)))
+    raise typer.Exit(run_service(kind, name_of(settings), service_of(kind, settings), settings.health_file))
 
 
 def _prepare(settings: Settings, supervised: bool) -> None:

@@ -118,7 +118,7 @@ class LocalCluster:
     def _process(
         self, kind: str, name: str, arguments: Callable[[str | None], list[str]], **changes: object
     ) -> ServiceProcess:
-        env = child_environment(self._settings, name=name, **changes)
+        env = child_environment(self._settings, name=name, health_file=None, **changes)
         return ServiceProcess(kind, name, arguments, env, self._data_dir / LOG_DIR / f"{name}.log")
 
 
