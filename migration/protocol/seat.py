@@ -63,6 +63,7 @@ from midstream.migration.protocol.messages import (
     PrepareRefused,
     Probe,
     Reclaim,
+    Rejected,
     RunState,
 )
 from midstream.migration.protocol.work import Reserved, RoundReport
@@ -138,7 +139,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     me: Owner
     request: str
     seen: int = 0
-    """Highest epoch ever run, adopted or dropped here: nothing at or below it starts again."""
+    """Highest epoch known to have been given out: nothing at or below it starts again."""
     run: Run | None = None
     reservation: Reservation | None = None
     closed: tuple[str, ...] = ()
@@ -380,14 +381,15 @@ def _message(seat: Seat, sender: Node, what: From) -> Step:
 
 
 def _dispatch(seat: Seat, gateway: Node, what: Dispatch) -> Step:
-    """Rule 1. A repeated dispatch of the present run is answered again."""
+    """Rule 1. A repeated dispatch is answered again: its run is here, or it was and is lost."""
     if what.owner != seat.me:
         return seat, ()
     run = seat.run
     if run is not None and run.epoch == what.epoch:
         return seat, (Send(gateway, Accepted(request=seat.request, owner=seat.me, epoch=what.epoch)),)
     if what.epoch <= seat.seen:
-        return seat, ()
+        refusal = Rejected(request=seat.request, owner=seat.me, epoch=what.epoch, code="gone", reason="not here any more")
+        return seat, (Send(gateway, refusal),)
     seat, freed = _free(seat, what.epoch)
     slot = f"{seat.request}/{what.epoch}"
     run = Run(slot=slot, epoch=what.epoch, gateway=gateway, acknowledged=len(what.delivered))
@@ -730,7 +732,7 @@ def _prepare(seat: Seat, source: Node, what: Prepare) -> Step:
     reservation = Reservation(
         migration=what.migration, slot=slot, epoch=what.epoch + 1, source=source, gateway=what.gateway
     )
-    return replace(seat, reservation=reservation), (Reserve(slot, what),)
+    return replace(seat, seen=max(seat.seen, what.epoch), reservation=reservation), (Reserve(slot, what),)
 
 
 def _refuse(seat: Seat, source: Node, migration: str, code: str, reason: str) -> Effect:
