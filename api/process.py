@@ -24,9 +24,10 @@ import structlog
 from midstream.api.heartbeat import beating
 from midstream.control.errors import MidstreamError
 
-STOP_LIMIT_S = 15.0
+STOP_LIMIT_S = 12.0
 """A service that has not ended so long after the first signal is ended hard."""
 PR_SET_PDEATHSIG = 1
+TASK_CHARS_MAX = 200
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 logger = structlog.get_logger(__name__)
@@ -84,7 +85,7 @@ def _signals(stop: asyncio.Event) -> Iterator[None]:
         if stop.is_set():
             os._exit(1)
         stop.set()
-        loop.call_later(STOP_LIMIT_S, os._exit, 1)
+        loop.call_later(STOP_LIMIT_S, _give_up)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
@@ -93,6 +94,13 @@ def _signals(stop: asyncio.Event) -> Iterator[None]:
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+
+
+def _give_up() -> None:
+    """Say what did not end, then end hard."""
+    tasks = sorted(f"{task.get_name()}: {task.get_coro()!r}"[:TASK_CHARS_MAX] for task in asyncio.all_tasks())
+    logger.error("did not stop in time", limit_s=STOP_LIMIT_S, tasks=tasks)
+    os._exit(1)
 
 
 async def _unless(stop: asyncio.Event, starting: Awaitable[Running]) -> Running:
@@ -127,7 +135,9 @@ def configure_logging(level: str, style: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    tail: list[Any] = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)]
+    tail: list[Any] = [
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+    ]
     if style == "json":
         transform = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
         tail = [structlog.processors.ExceptionRenderer(transform), structlog.processors.JSONRenderer()]

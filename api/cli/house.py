@@ -41,13 +41,21 @@ def settings(
 
 
 def doctor(context: typer.Context, output: OutputOption = Output.table) -> None:
-    """Check settings, Redis, archive, secret and ports; exit 1 if something is wrong."""
+    """Show what is set and check Redis, archive, secret and ports; exit 1 if something is wrong."""
     import asyncio
 
+    from midstream.api.cli import reference
     from midstream.api.cli.doctor import checks
 
-    found = asyncio.run(checks(globals_of(context).settings()))
-    show_items(found, [column("check"), column("ok"), column("detail")], output)
+    asked = globals_of(context).settings()
+    given = [row for row in reference.effective(asked) if row["set"]]
+    found = asyncio.run(checks(asked))
+    if output is Output.json:
+        show_item({"settings": {row["setting"]: row["value"] for row in given}, "checks": found}, output)
+    else:
+        if output is Output.table:
+            show_items(given, [column("setting"), column("value")], output)
+        show_items(found, [column("check"), column("ok"), column("detail")], output)
     bad = [check["check"] for check in found if not check["ok"]]
     if bad:
         raise MidstreamError(f"not in order: {', '.join(bad)}")

@@ -46,6 +46,8 @@ def worker(context: typer.Context, name: Name = None, supervised: Supervised = F
     settings = globals_of(context).settings(name=name)
     settings.require_redis()
     _prepare(settings, supervised)
+    import midstream.control.jobs  # noqa: F401 - ready means loaded
+
     announce("worker", name_of(settings), None)
     run_jobs(settings)
 

@@ -139,6 +139,21 @@ def test_doctor_finds_what_is_wrong(capsys: pytest.CaptureFixture[str], monkeypa
     assert "not in order" in said.err
 
 
+def test_doctor_shows_what_is_set_and_masks_secrets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIDSTREAM_SECRET", "a-secret-that-nobody-may-see")
+    monkeypatch.setenv("MIDSTREAM_TICK_MS", "99")
+    assert run(["doctor", "-o", "json"]) == 0
+    said = capsys.readouterr().out
+    shown = json.loads(said)["settings"]
+    assert shown["MIDSTREAM_TICK_MS"] == "99"
+    assert shown["MIDSTREAM_SECRET"] == "********"
+    assert "nobody-may-see" not in said
+    assert run(["doctor"]) == 0
+    assert "MIDSTREAM_TICK_MS" in capsys.readouterr().out
+
+
 def test_forms_of_output(capsys: pytest.CaptureFixture[str]) -> None:
     items = [{"a": {"b": 1.5}, "c": True}, {"a": {"b": None}, "c": "x" * 100}]
     columns = [column("head", "a.b"), column("c")]
