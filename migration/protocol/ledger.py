@@ -168,7 +168,7 @@ def _answer_stale(ledger: Ledger, owner: Owner, epoch: int) -> tuple[Effect, ...
 
 def _take(ledger: Ledger, chunk: Chunk) -> Step:
     """Deliver what is next in order, keep what is early, acknowledge what is held; end with the finish."""
-    early = sorted((*(c for c in ledger.early if c.first != chunk.first), chunk), key=lambda c: c.first)
+    early = sorted(_longest({c.first: c for c in ledger.early}, chunk).values(), key=lambda c: c.first)
     delivered, finish = ledger.delivered, None
     ids: list[int] = []
     logprobs: list[bytes] = []
@@ -193,12 +193,20 @@ def _take(ledger: Ledger, chunk: Chunk) -> Step:
     return after, (*effects, Tell(ledger.owner, ack))
 
 
+def _longest(early: dict[int, Chunk], chunk: Chunk) -> dict[int, Chunk]:
+    """The early chunks with one more: of two that start alike, the one that says more."""
+    known = early.get(chunk.first)
+    if known is None or (chunk.end, chunk.finish is not None) > (known.end, known.finish is not None):
+        early[chunk.first] = chunk
+    return early
+
+
 def _adopted(ledger: Ledger, what: Adopted) -> Step:
     """Rule 5: the flip."""
     epoch = what.epoch + 1
     if ledger.is_held_by(what.owner, epoch):
         return ledger, (_flipped(ledger),)
-    is_move_of_owner = ledger.phase not in ("new", "ended") and ledger.epoch == what.epoch
+    is_move_of_owner = ledger.is_held_by(ledger.owner, what.epoch) and what.owner != ledger.owner
     if not is_move_of_owner:
         return ledger, _answer_stale(ledger, what.owner, epoch)
     if what.first > ledger.delivered:

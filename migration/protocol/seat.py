@@ -366,7 +366,7 @@ def _message(seat: Seat, sender: Node, what: From) -> Step:
         case Prepare() as message:
             return _prepare(seat, sender, message)
         case Prepared() as message:
-            return _prepared(seat, message)
+            return _prepared(seat, sender, message)
         case PrepareRefused() as message:
             return _prepare_refused(seat, message)
         case Cancel() as message:
@@ -521,9 +521,12 @@ def _with_move(seat: Seat, run: Run, move: Move | None) -> Seat:
     return replace(seat, run=replace(run, move=move))
 
 
-def _prepared(seat: Seat, what: Prepared) -> Step:
+def _prepared(seat: Seat, sender: Node, what: Prepared) -> Step:
+    """Rule 3, at the source. What a given-up move reserved is freed at once, not after its lease."""
     found = _moving(seat, what.migration)
-    if found is None or found[1].phase != "preparing" or found[1].target != what.owner:
+    if found is None:
+        return seat, (Send(sender, Cancel(request=seat.request, migration=what.migration)),)
+    if found[1].phase != "preparing" or found[1].target != what.owner:
         return seat, ()
     run, move = found
     fact = MigrationPrepared(
@@ -767,7 +770,7 @@ def _reserving(seat: Seat, migration: str) -> Reservation | None:
 def _reserve_done(seat: Seat, what: ReserveDone) -> Step:
     held = _reserving(seat, what.migration)
     if held is None:
-        return seat, (Abort(what.slot),)
+        return seat, _freed_stray(seat, what.slot)
     if held.phase != "reserving":
         return seat, ()
     held = replace(held, phase="reserved", reserved=what.reserved)
@@ -775,9 +778,14 @@ def _reserve_done(seat: Seat, what: ReserveDone) -> Step:
     return replace(seat, reservation=held), (Send(held.source, prepared),)
 
 
+def _freed_stray(seat: Seat, slot: str) -> tuple[Effect, ...]:
+    """Free what came too late to belong to anything here."""
+    return () if seat.run is not None and seat.run.slot == slot else (Abort(slot),)
+
+
 def _reserve_failed(seat: Seat, what: ReserveFailed) -> Step:
     held = _reserving(seat, what.migration)
-    if held is None:
+    if held is None or held.phase != "reserving":
         return seat, ()
     refusal = _refuse(seat, held.source, what.migration, what.code, what.reason)
     return _closed(replace(seat, reservation=None), what.migration), (refusal,)
@@ -831,7 +839,9 @@ def _final(seat: Seat, source: Node, what: Final) -> Step:
 def _adopt_done(seat: Seat, what: AdoptDone) -> Step:
     held = _reserving(seat, what.migration)
     if held is None:
-        return seat, (Abort(what.slot),)
+        return seat, _freed_stray(seat, what.slot)
+    if held.phase != "adopting":
+        return seat, ()
     adoption = Adoption(held.migration, held.source, held.epoch - 1, held.first)
     run = Run(slot=held.slot, epoch=held.epoch, gateway=held.gateway, acknowledged=held.first, adoption=adoption)
     fact = MigrationAdopted(
@@ -850,7 +860,7 @@ def _send_adopted(run: Run, adoption: Adoption) -> Effect:
 
 def _adopt_failed(seat: Seat, what: AdoptFailed) -> Step:
     held = _reserving(seat, what.migration)
-    if held is None:
+    if held is None or held.phase != "adopting":
         return seat, ()
     refusal = _refuse(seat, held.source, what.migration, what.code, what.reason)
     seat, freed = _free_reservation(seat, "failed")
