@@ -237,6 +237,8 @@ def _reclaim(ledger: Ledger, what: Reclaim) -> Step:
     is_repeat = ledger.granted_from == what.epoch and ledger.is_held_by(what.owner, what.epoch + 2)
     if is_repeat:
         return ledger, (_granted(ledger),)
+    if what.epoch > ledger.epoch and ledger.phase != "ended":
+        return ledger, ()
     return ledger, (Tell(what.owner, Drop(request=ledger.request, epoch=what.epoch)),)
 
 

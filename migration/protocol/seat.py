@@ -388,7 +388,9 @@ def _dispatch(seat: Seat, gateway: Node, what: Dispatch) -> Step:
     if run is not None and run.epoch == what.epoch:
         return seat, (Send(gateway, Accepted(request=seat.request, owner=seat.me, epoch=what.epoch)),)
     if what.epoch <= seat.seen:
-        refusal = Rejected(request=seat.request, owner=seat.me, epoch=what.epoch, code="gone", reason="not here any more")
+        refusal = Rejected(
+            request=seat.request, owner=seat.me, epoch=what.epoch, code="gone", reason="not here any more"
+        )
         return seat, (Send(gateway, refusal),)
     seat, freed = _free(seat, what.epoch)
     slot = f"{seat.request}/{what.epoch}"
