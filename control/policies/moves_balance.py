@@ -9,6 +9,7 @@ more room, all together, than `cost_per_move` + `cost_per_block` x b blocks, or 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Final, Literal
 
 import msgspec
@@ -17,6 +18,9 @@ from midstream.control.policies.base import MovePolicy, Proposal, Rng
 from midstream.control.policies.freeness_math import freeness_of
 from midstream.control.policies.room import Room, blocks_needed
 from midstream.control.state import InstanceView, RequestView, State
+
+SOURCES_MAX: Final = 64
+"""Sources that one tick weighs, the fullest first."""
 
 PARTNERS_MAX: Final = 16
 """Targets that one source tries."""
@@ -45,11 +49,12 @@ def propose(state: State, room: Room, now_ms: int, params: Params, rng: Rng) -> 
     ranked = [(room.freeness(view), view) for view in state.instances.values() if _is_partner(room, view)]
     sources = sorted((row for row in ranked if row[0] < params.low), key=lambda row: (row[0], row[1].owner))
     targets = sorted((row for row in ranked if row[0] > params.high), key=lambda row: (-row[0], row[1].owner))
-    for source in sources:
+    for source in sources[:SOURCES_MAX]:
         if room.moves_left <= 0 or not targets:
             return
+        leavers = _leavers(state, room, source[1], params)
         for index, target in enumerate(targets[:PARTNERS_MAX]):
-            view = _choice(state, room, source[1], target[1], params)
+            view = _choice(room, source[1], target[1], leavers, params)
             if view is not None:
                 del targets[index]
                 yield _proposal(view, source, target, params)
@@ -75,18 +80,26 @@ def _proposal(
     )
 
 
-def _choice(state: State, room: Room, source: InstanceView, target: InstanceView, params: Params) -> RequestView | None:
-    """The first request, in the order wanted, whose move to `target` is worth it."""
+def _leavers(state: State, room: Room, source: InstanceView, params: Params) -> list[RequestView]:
+    """The requests of a source that may leave it, in the order wanted."""
+    placed = (state.requests[name] for name in state.placed.get(source.owner.instance, ()))
+    running = (v for v in placed if v.owner == source.owner and v.blocks > 0 and not v.is_waiting)
+    leavers = [view for view in running if room.may_leave(view)]
+    if params.request == "last_come":
+        leavers.reverse()
+    elif params.request != "first_come":
+        leavers.sort(key=_order(room, source, params.request))
+    return leavers
+
+
+def _choice(
+    room: Room, source: InstanceView, target: InstanceView, leavers: list[RequestView], params: Params
+) -> RequestView | None:
+    """The first of the leavers whose move to `target` is worth it."""
     if not room.may_pair(source, target):
         return None
-    placed = (state.requests[name] for name in state.placed.get(source.owner.instance, ()))
-    running = [v for v in placed if v.owner == source.owner and v.blocks > 0 and not v.is_waiting]
-    movable = [v for v in running if room.may_leave(v) and not room.is_return(v, target.owner.instance)]
-    if params.request == "last_come":
-        movable.reverse()
-    elif params.request != "first_come":
-        movable.sort(key=_order(room, source, params.request))
-    for view in movable[:REQUESTS_MAX]:
+    comers = (view for view in leavers if not room.is_return(view, target.owner.instance))
+    for view in islice(comers, REQUESTS_MAX):
         if room.fits(target, blocks_needed(view, target.fingerprint.block_tokens)) and _is_worth(
             room, source, target, view.blocks, params
         ):
