@@ -22,7 +22,7 @@ from midstream.control.state import InstanceView, RequestView, State
 SOURCES_MAX: Final = 64
 """Sources that one tick weighs, the fullest first."""
 
-PARTNERS_MAX: Final = 16
+PARTNERS_MAX: Final = 8
 """Targets that one source tries."""
 
 REQUESTS_MAX: Final = 8
