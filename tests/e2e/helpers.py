@@ -15,7 +15,7 @@ import httpx
 
 from midstream.api.cli.client import AdminClient
 from midstream.api.cli.up.cluster import ClusterPlan, LocalCluster, local_cluster
-from midstream.api.cli.up.state import ProcessState, UpState
+from midstream.api.cli.up.state import UpState
 from midstream.api.settings import load_settings
 from midstream.api.traces import TraceRow
 from midstream.api.traces.send import prompt_of, request_body
@@ -213,14 +213,14 @@ class Rig:
 
     async def kill(self, *names: str) -> None:
         """`kill -9`, and wait until each is back."""
-        before = {name: self.state.process(name).restarts for name in names}
+        before = {name: self._returns(name) for name in names}
         for name in names:
             self.signal(name, signal.SIGKILL)
         for name in names:
-            await until(lambda name=name: self._is_back(self.state.process(name), before[name]))
+            await until(lambda name=name: self._returns(name) > before[name])
 
-    def _is_back(self, process: ProcessState, restarts: int) -> bool:
-        return process.restarts > restarts and process.pid is not None
+    def _returns(self, name: str) -> int:
+        return sum(line.startswith(f"{name} is back") for line in self.said)
 
     # --- what the archive says ---------------------------------------------------------------
 
