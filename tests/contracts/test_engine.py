@@ -10,7 +10,7 @@ import pytest
 
 from midstream.control.errors import Refused, TransferFailed
 from midstream.control.state import Load
-from midstream.instance.engines.base import SlotProgress
+from midstream.instance.engines.base import Engine, SlotProgress
 from midstream.migration.protocol.messages import RequestSpec
 from tests.contracts.engine_rigs import PATIENCE_S, RIGS, Bench, Rig, move, request, reserve, route
 
@@ -45,11 +45,21 @@ async def engine_pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
     for name, engine in engines.items():
         for run in engine.progress():
             await engine.abort(run.slot)
+        await all_slots_are_free(rig, engine)
         await benches[name].close()
         assert engine.account() == before[name]
         assert rig.faults(engine) == ()
         await engine.stop()
         assert benches[name].link.channels_open == 0
+
+
+async def all_slots_are_free(rig: Rig, engine: Engine) -> None:
+    """As many arrivals as there are slots find one each: no slot leaked."""
+    spec = request("last")
+    for i in range(rig.slots):
+        await engine.reserve(f"last {i}", spec, (), 1, engine.transfers())
+    for i in range(rig.slots):
+        await engine.abort(f"last {i}")
 
 
 def blockers(pair: Pair, max_tokens: int = 150) -> list[RequestSpec]:
@@ -238,6 +248,22 @@ async def test_blocks_in_the_targets_prefix_cache_are_not_sent(engine_pair: Pair
     await b.engine.adopt("x'", state)
     await b.finish("x'")
     assert state.outputs + b.made("x'") == rig.undisturbed(spec)[0]
+
+
+async def test_P05_content_the_target_has_beyond_the_runs_progress_is_not_computed_over(engine_pair: Pair) -> None:
+    """Blocks from the prefix cache may be others' too: a run that joins in mid-prefill goes on behind them."""
+    rig, a, b = engine_pair
+    spec = request("x", 70)
+    await b.engine.submit("before", spec)
+    await b.finish("before")
+    await bring(engine_pair, "prefill", spec)
+    reserved = await reserve(a, b, "x", spec, rig.block_tokens)
+    state = await a.engine.freeze("x")
+    assert state.computed < reserved.cached * rig.block_tokens
+    await b.engine.adopt("x'", state)
+    assert (await b.engine.describe("x'")).computed >= reserved.cached * rig.block_tokens
+    await b.finish("x'")
+    assert b.made("x'") == rig.undisturbed(spec)[0]
 
 
 async def test_an_adopted_run_does_not_wait_behind_the_queue(engine_pair: Pair) -> None:

@@ -279,6 +279,8 @@ class EngineCore:
         for run in self.runs.values():
             if run.generations != [self._pool.generations[block] for block in run.table]:
                 found.append(f"{run.slot} holds a block in an older life")
+        if twice := self.runs.keys() & self.reservations.keys():
+            found.append(f"both run and reservation: {sorted(twice)}")
         frozen = sum(run.is_frozen and run.status == RUNNING for run in self.runs.values())
         if self._scheduler.slots_held != frozen + len(self.reservations):
             found.append(f"{self._scheduler.slots_held} slots held, {frozen} frozen, {len(self.reservations)} reserved")

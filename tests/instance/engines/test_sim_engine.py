@@ -95,6 +95,80 @@ def test_a_freeze_waits_for_the_step_boundary_and_no_longer() -> None:
     run_virtual(run, seed=3)
 
 
+def test_P09_no_output_of_an_aborted_run_is_delivered_late() -> None:
+    async def run() -> None:
+        e = engine()
+        await e.start()
+        for slot in ("x", "y"):
+            await e.submit(slot, request(slot, max_tokens=100))
+        await asyncio.sleep(1)
+        await e.abort("x")
+        assert {output.slot for output in await e.outputs()} == {"y"}
+        await e.abort("y")
+        await e.stop()
+
+    run_virtual(run, seed=1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_P12_a_freeze_that_is_cancelled_as_it_happens_is_undone(seed: int) -> None:
+    async def run() -> bool:
+        e = engine()
+        await e.start()
+        await e.submit("x", request("x", max_tokens=100))
+        await e.outputs()
+        freezing = asyncio.create_task(e.freeze("x"))
+        await asyncio.sleep(0.001)
+        await e.outputs()  # the boundary: the freeze is answered, its caller may not have run yet
+        was_cancelled = freezing.cancel()
+        await asyncio.wait({freezing})
+        assert ((await e.describe("x")).phase == "frozen") is not was_cancelled
+        await e.abort("x")
+        await e.stop()
+        return was_cancelled
+
+    run_virtual(run, seed=seed)
+
+
+class SlowToForget(MemoryTransfer):
+    """A write is still in progress when it is told to forget."""
+
+    is_writing = True
+
+    async def forget(self, handle: str) -> None:
+        await asyncio.sleep(1)
+        self.is_writing = False
+        await super().forget(handle)
+
+
+@pytest.mark.parametrize("ending", ["adopt", "abort"])
+def test_P05_blocks_change_hands_only_when_no_write_is_in_progress(ending: str) -> None:
+    async def run() -> None:
+        network = MemoryNetwork(random.Random(1))
+        slow = SlowToForget(network, Node("llumlet/b", 1, "b"))
+        a, b = engine("a", network=network), SimEngine(CONFIG, {"memory": slow})
+        await a.start()
+        await b.start()
+        spec = request("x", 10, max_tokens=30)
+        await a.submit("x", spec)
+        await a.outputs()
+        state = await a.freeze("x")
+        reserved = await b.reserve("x'", spec, (), 6, a.transfers())
+        await a.copy("x", 0, Route(transfer=reserved.transfer, address=reserved.address, handle=reserved.handle))
+        ending_task = asyncio.create_task(b.adopt("x'", state) if ending == "adopt" else b.abort("x'"))
+        await asyncio.sleep(0.5)
+        assert slow.is_writing
+        assert b.account().reserved == 6
+        await ending_task
+        assert not slow.is_writing
+        assert b.account().reserved == 0
+        for e, slot in ((a, "x"), (b, "x'")):
+            await e.abort(slot)
+            await e.stop()
+
+    run_virtual(run, seed=2)
+
+
 def test_P07_a_crash_loses_everything_and_is_told() -> None:
     async def run() -> None:
         network = MemoryNetwork(random.Random(1))

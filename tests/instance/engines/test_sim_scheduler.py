@@ -113,6 +113,26 @@ def test_a_rank_ahead_takes_blocks_even_from_the_batch_it_was_planned_into() -> 
     assert c.runs["high"].preemptions == 0
 
 
+def test_a_run_preempted_by_a_later_entry_of_the_same_plan_is_not_in_it() -> None:
+    """A prefill that joined with too few blocks takes them from a decode already planned."""
+    source, c = core(), core(blocks_total=8)
+    submit(source, "moved", 24, outputs=8, priority=-1)
+    step(source)
+    submit(c, "low", 15, outputs=6)
+    step(c)
+    run = source.runs["moved"]
+    reservation = c.reserve("moved", run.spec, (), 4)
+    state = source.freeze(run)
+    for index, block in enumerate(source.pin(run, 0).blocks):
+        c.incoming(reservation, index)[:] = source.bytes_of(block)
+    c.adopt(reservation, state)
+    plan = c.plan()
+    assert [victim.slot for victim in plan.preempted] == ["low"]
+    assert shape(plan) == {"moved": 8}
+    c.apply(plan)
+    assert c.faults() == ()
+
+
 def test_B7_the_last_run_sits_a_step_out_rather_than_preempting_itself() -> None:
     c = core(blocks_total=8)
     submit(c, "x", 15, outputs=10)
