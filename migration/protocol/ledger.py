@@ -202,7 +202,7 @@ def _longest(early: dict[int, Chunk], chunk: Chunk) -> dict[int, Chunk]:
 
 
 def _adopted(ledger: Ledger, what: Adopted) -> Step:
-    """Rule 5: the flip."""
+    """Rule 5: the flip. A hole before the tail is not answered: an epoch that may still win is never dropped."""
     epoch = what.epoch + 1
     if ledger.is_held_by(what.owner, epoch):
         return ledger, (_flipped(ledger),)
@@ -210,7 +210,7 @@ def _adopted(ledger: Ledger, what: Adopted) -> Step:
     if not is_move_of_owner:
         return ledger, _answer_stale(ledger, what.owner, epoch)
     if what.first > ledger.delivered:
-        return ledger, (Tell(what.owner, Drop(request=ledger.request, epoch=epoch)),)
+        return ledger, ()
     tail = len(what.ids) - (ledger.delivered - what.first)
     committed = MigrationCommitted(
         migration=what.migration,

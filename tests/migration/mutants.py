@@ -188,6 +188,13 @@ def flips_anything(ledger: Ledger, what: Any) -> LedgerStep:
     return gateway.step(ledger, what)
 
 
+def flips_without_tail(ledger: Ledger, what: Any) -> LedgerStep:
+    """`Adopted` brings no tokens."""
+    if isinstance(what, msg.Adopted):
+        what = replace(what, first=ledger.delivered, ids=())
+    return gateway.step(ledger, what)
+
+
 def flips_silently(ledger: Ledger, what: Any) -> LedgerStep:
     """The flip says no fact."""
     after, effects = gateway.step(ledger, what)
@@ -199,7 +206,7 @@ LOSSY = Config("move, loss", Budget(moves=("AB",), losses=1), tokens=1)
 AGAIN = Config("move twice", Budget(moves=("AB", "AB")), tokens=1)
 BACK = Config("move and back", Budget(moves=("AB", "BA")), tokens=1)
 MOVE_LATE = Config("move, one late message", Budget(moves=("AB",), repeats=1), tokens=1)
-BACK_LATE = Config("move and back, one late message", Budget(moves=("AB", "BA"), repeats=1), tokens=1)
+ELSEWHERE = Config("two suspicions", Budget(suspicions=2), tokens=1)
 DOUBTED = Config("move, suspicion", Budget(moves=("AB",), suspicions=1))
 TWICE_DOUBTED = Config("move, two suspicions", Budget(moves=("AB",), suspicions=2), tokens=1)
 
@@ -207,8 +214,8 @@ MUTANTS = (
     Mutant("source resumes by itself after Final", Machines(seat=resumes_by_itself), MOVE),
     Mutant("target frees by itself after it adopted", Machines(seat=frees_after_adopting), MOVE),
     Mutant("source releases before a decision", Machines(seat=releases_at_once), MOVE),
-    Mutant("Drop touches newer epochs", Machines(seat=drops_newer), BACK_LATE),
-    Mutant("no tail in Adopted", Machines(ledger=gateway.step, seat=forgets_the_tail), MOVE),
+    Mutant("Drop touches newer epochs", Machines(seat=drops_newer), ELSEWHERE),
+    Mutant("no tail in Adopted", Machines(flips_without_tail, forgets_the_tail), MOVE),
     Mutant("a move reserves again", Machines(seat=reserves_again), MOVE_LATE),
     Mutant("a move begins before the last one's freeze is over", Machines(seat=lets_moves_overlap), AGAIN),
     Mutant("an older dispatch passes a reservation", Machines(seat=forgets_offered_epochs), TWICE_DOUBTED),
