@@ -13,6 +13,7 @@ from midstream.control.ports import Recorder
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 2.0
+CANCEL_AGAIN_S = 0.5
 
 logger = structlog.get_logger(__name__)
 
@@ -37,13 +38,17 @@ class Supervisor:
         return self._start(name, self._once(name, work))
 
     async def stop(self) -> None:
-        """Cancel everything and wait until it is gone."""
+        """Cancel everything and wait until it is gone.
+
+        Until it is, cancel again: Python 3.11's `wait_for`, which redis-py sends commands with, loses a cancellation
+        that comes just when what it waits for is done.
+        """
         while self._tasks:
             tasks = list(self._tasks)
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._tasks.difference_update(tasks)
+            gone, _ = await asyncio.wait(tasks, timeout=CANCEL_AGAIN_S)
+            self._tasks.difference_update(gone)
 
     def _start(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)
