@@ -50,6 +50,11 @@ def beat(path: Path, service: str, name: str, address: str | None = None, *, goo
     fresh.replace(path)
 
 
+def end(path: Path) -> None:
+    """Nothing serves here any more."""
+    path.unlink(missing_ok=True)
+
+
 @contextlib.asynccontextmanager
 async def beating(path: Path | None, service: str, name: str, address: str | None) -> AsyncIterator[None]:
     """Beat while inside, from this event loop. Raises `BadInput` if the file cannot be written."""
@@ -66,11 +71,7 @@ async def beating(path: Path | None, service: str, name: str, address: str | Non
     finally:
         task.cancel()
         await asyncio.wait({task})
-        _end(path)
-
-
-def _end(path: Path) -> None:
-    path.unlink(missing_ok=True)
+        end(path)
 
 
 async def _keep_beating(path: Path, service: str, name: str, address: str | None) -> None:
@@ -91,11 +92,23 @@ def check(path: Path) -> Beat:
     except (OSError, msgspec.DecodeError) as error:
         raise MidstreamError(f"{path} cannot be read: {error}") from None
     late_s = time.monotonic() - said.good_until_s
+    if not _is_alive(said.pid):
+        raise MidstreamError(f"{said.service} {said.name} is gone: there is no process {said.pid}")
     if late_s > 0:
         raise MidstreamError(f"{said.service} {said.name} should have been heard {late_s:.0f} s ago")
     if said.service in HEALTH_PATHS and said.address is not None:
         _ask(said.address, HEALTH_PATHS[said.service])
     return said
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _ask(url: str, path: str) -> None:

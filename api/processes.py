@@ -12,7 +12,7 @@ import structlog
 
 from midstream.api import bootstrap
 from midstream.api.bootstrap import Voice
-from midstream.api.heartbeat import beat
+from midstream.api.heartbeat import beat, end
 from midstream.api.process import Running, Service
 from midstream.api.settings import Settings
 from midstream.api.waiting import until_there
@@ -153,10 +153,14 @@ def run_jobs(settings: Settings) -> None:
         if settings.health_file is not None:
             beat(settings.health_file, "worker", bootstrap.name_of(settings), good_s=WORKER_TTL_S)
 
-    run_worker(
-        settings.require_redis(), cluster=settings.cluster, database_url=settings.archive_url, clock=bootstrap.CLOCK,
-        on_beat=on_beat,
-    )  # fmt: skip
+    try:
+        run_worker(
+            settings.require_redis(), cluster=settings.cluster, database_url=settings.archive_url,
+            clock=bootstrap.CLOCK, on_beat=on_beat,
+        )  # fmt: skip
+    finally:
+        if settings.health_file is not None:
+            end(settings.health_file)
 
 
 OPENERS: Final[dict[str, Callable[[Settings], AbstractAsyncContextManager[Running]]]] = {
