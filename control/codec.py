@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from midstream.control.commands import AnyCommand, Command
 from midstream.control.errors import BadInput
@@ -115,7 +116,7 @@ def encode_state(state: State) -> bytes:
     Equal states give equal bytes in every process. Numbers keep their kind: an integer put into a float field
     encodes as `0`, a float as `0.0`, so state must be folded from decoded facts, as it is.
     """
-    return _encoder.encode(state)
+    return _encoder.encode(replace(state, uncarried=[]))
 
 
 def decode_state(data: bytes | str) -> State:

@@ -66,11 +66,11 @@ class FactLog(Protocol):
         ...
 
     async def commit(
-        self, *, after: Position, facts: Sequence[Fact], commands: Sequence[Command], tail: Position | None = None
+        self, *, after: Position, facts: Sequence[Fact], commands: Sequence[Command], generation: int | None = None
     ) -> Position:
         """Append facts and commands in one atomic step if the last commit is `after`.
 
-        With `tail` given, also only if the log's last entry is at `tail`.
+        `generation` is the one that the caller's fold is in; without it `after` tells.
         Raises `CommitConflict` otherwise, with nothing appended.
         """
         ...

@@ -128,7 +128,7 @@ class Controller:
         """Begin a generation's decisions by making every fold equal to this one (R12)."""
         encoded = encode_state(state)
         event = StateCarried(state=encoded.decode(), digest=digest(encoded))
-        await self._commit(state, self._clock.now_ms(), (event,), (), tail=state.position)
+        await self._commit(state, self._clock.now_ms(), (event,), ())
 
     async def _commit(
         self,
@@ -136,8 +136,6 @@ class Controller:
         now_ms: int,
         events: Sequence[Event],
         commands: Sequence[Command],
-        *,
-        tail: Position | None = None,
     ) -> None:
         numbers = range(state.control_seq + 1, state.control_seq + 1 + len(events))
         facts = [
@@ -146,7 +144,9 @@ class Controller:
         ]
         decided_at = state.position
         try:
-            committed = await self._log.commit(after=state.committed, facts=facts, commands=commands, tail=tail)
+            committed = await self._log.commit(
+                after=state.committed, facts=facts, commands=commands, generation=state.generation
+            )
         except CommitConflict as conflict:
             self.conflicts += 1
             self._pace.is_standby = True

@@ -209,5 +209,7 @@ class State(msgspec.Struct, kw_only=True):
     """Open moves, and the last `CLOSED_MAX` closed ones, in decision order."""
     operations: dict[str, OperationView] = {}
     sources: dict[str, SourceMark] = {}
+    uncarried: list[Any] = []
+    """Entries since a generation opened, until its first commit replaces the tables (`fold`). Never encoded."""
     gaps: int = 0
     """Holes seen in `source_seq`, over all sources."""

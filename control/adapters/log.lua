@@ -1,4 +1,4 @@
-#!lua name=midstream_log_1
+#!lua name=midstream_log_2
 
 -- The writes of the log, each one atomic. A changed meaning is a library with a new number, so that old and
 -- new processes can share one server.
@@ -82,7 +82,7 @@ local function append(keys, args)
   return { 'OK', last }
 end
 
--- KEYS facts meta command-stream...; ARGV known wanted after tail ('' for any) facts-count fact... command...
+-- KEYS facts meta command-stream...; ARGV known wanted after facts-count fact... command...
 -- The i-th command goes to the i-th command stream.
 local function commit(keys, args)
   local refused = refusal(keys[2], tonumber(args[1]), tonumber(args[2]))
@@ -90,17 +90,17 @@ local function commit(keys, args)
     return refused
   end
   local committed = redis.call('HGET', keys[2], 'committed')
-  if committed ~= args[3] or (args[4] ~= '' and args[4] ~= last_id(keys[1])) then
+  if committed ~= args[3] then
     return { 'CONFLICT', committed }
   end
   local id = entry_id(stored_generation(keys[2]))
-  local facts_count = tonumber(args[5])
+  local facts_count = tonumber(args[4])
   local last
-  for i = 6, 5 + facts_count do
+  for i = 5, 4 + facts_count do
     last = redis.call('XADD', keys[1], id, 'd', args[i])
   end
   for i = 3, #keys do
-    redis.call('XADD', keys[i], id, 'd', args[3 + facts_count + i])
+    redis.call('XADD', keys[i], id, 'd', args[2 + facts_count + i])
   end
   redis.call('HSET', keys[2], 'committed', last)
   return { 'OK', last }
@@ -148,8 +148,8 @@ local function save_snapshot(keys, args)
   return 1
 end
 
-redis.register_function('midstream_append_1', append)
-redis.register_function('midstream_commit_1', commit)
-redis.register_function('midstream_open_generation_1', open_generation)
-redis.register_function('midstream_save_snapshot_1', save_snapshot)
-redis.register_function { function_name = 'midstream_tail_1', callback = tail, flags = { 'no-writes' } }
+redis.register_function('midstream_append_2', append)
+redis.register_function('midstream_commit_2', commit)
+redis.register_function('midstream_open_generation_2', open_generation)
+redis.register_function('midstream_save_snapshot_2', save_snapshot)
+redis.register_function { function_name = 'midstream_tail_2', callback = tail, flags = { 'no-writes' } }

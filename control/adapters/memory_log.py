@@ -153,12 +153,12 @@ class MemoryLog:
         return await self._call("append", lambda: self._append(stored, generation))
 
     async def commit(
-        self, *, after: Position, facts: Sequence[Fact], commands: Sequence[Command], tail: Position | None = None
+        self, *, after: Position, facts: Sequence[Fact], commands: Sequence[Command], generation: int | None = None
     ) -> Position:
         """See `FactLog.commit`."""
         stored = _round_trip(facts)
         orders = [decode_command(encode_command(command)) for command in commands]
-        return await self._call("commit", lambda: self._commit(after, stored, orders, tail))
+        return await self._call("commit", lambda: self._commit(after, stored, orders, generation))
 
     async def read(self, after: Position, *, count: int = 500, wait_ms: int = 0) -> list[Entry]:
         """See `FactLog.read`."""
@@ -233,13 +233,13 @@ class MemoryLog:
         return self._store.extend(facts)
 
     def _commit(
-        self, after: Position, facts: Sequence[Fact], commands: Sequence[Command], tail: Position | None
+        self, after: Position, facts: Sequence[Fact], commands: Sequence[Command], generation: int | None
     ) -> Position:
-        wanted = after.generation or (tail.generation if tail else 0) or self._known
+        wanted = after.generation or generation or self._known
         self._ensure_open()
         store = self._store
-        if wanted not in (0, store.generation) or after != store.committed or tail not in (None, store.last):
-            raise CommitConflict(f"the last commit is at {store.committed}, not {after}; the log ends at {store.last}")
+        if wanted not in (0, store.generation) or after != store.committed:
+            raise CommitConflict(f"the last commit is at {store.committed} of {store.generation}, not {after}")
         store.committed = store.extend(facts)
         for command in commands:
             store.order(command, store.committed)

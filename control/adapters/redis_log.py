@@ -34,7 +34,7 @@ from midstream.control.events import Entry, Fact
 from midstream.control.ids import Position, parse_position
 from midstream.control.ports import DeliveredCommand, LogTail
 
-LIBRARY_VERSION: Final = 1
+LIBRARY_VERSION: Final = 2
 ATTEMPTS_MAX: Final = 2
 """A write is tried once more after a generation was opened for it."""
 
@@ -105,16 +105,16 @@ class RedisLog:
         raise LogUnavailable(f"the log at {redacted(self._url)} restarts again and again")
 
     async def commit(
-        self, *, after: Position, facts: Sequence[Fact], commands: Sequence[Command], tail: Position | None = None
+        self, *, after: Position, facts: Sequence[Fact], commands: Sequence[Command], generation: int | None = None
     ) -> Position:
         """See `FactLog.commit`."""
         bodies = _encoded(facts)
         for _ in range(ATTEMPTS_MAX):
-            wanted = after.generation or (tail.generation if tail else 0) or self._known
+            wanted = after.generation or generation or self._known
             status, said, *_ = await self._function(
                 "commit",
                 (*self._keys, *(self._commands_of(command.instance) for command in commands)),
-                *(self._known, wanted, str(after), str(tail) if tail else "", len(bodies)),
+                *(self._known, wanted, str(after), len(bodies)),
                 *(*bodies, *(encode_command(command) for command in commands)),
             )
             if status == "OK":

@@ -27,7 +27,7 @@ class StateCarried(Event, frozen=True, kw_only=True):
     """
 
     state: str
-    """`codec.encode_state` of the fold up to the position just before this fact (JSON text)."""
+    """`codec.encode_state` of a fold (JSON text). Entries between its position and this fact are applied to it."""
     digest: str
 
 

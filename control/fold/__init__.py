@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from midstream.control import codec
 from midstream.control.events import (
     Entry,
     Event,
@@ -17,6 +18,7 @@ from midstream.control.events import (
     FactsMissed,
     GatewayStarted,
     ReservationEnded,
+    StateCarried,
     TaskFailed,
 )
 from midstream.control.fold import cluster, instances, migrations, requests
@@ -26,13 +28,34 @@ from midstream.control.state import SourceMark, State
 
 __all__ = ["HANDLERS", "NO_EFFECT", "UNWATCHED_MS", "apply", "fold"]
 
+UNCARRIED_MAX: Final = 200_000
+"""Entries held between a generation's opening and its first commit; later ones count only for the old tables."""
+
 Handler = Callable[[State, Fact, Any], None]
+
+
+def _state_carried(state: State, fact: Fact, event: StateCarried) -> None:
+    """The carried fold, brought up to here, replaces ours; where the log stands is the log's and stays."""
+    carried = codec.decode_state(event.state)
+    for entry in state.uncarried:
+        if entry.position > carried.position:
+            apply(carried, entry)
+    carried.position = state.position
+    carried.committed = state.committed
+    carried.control_seq = state.control_seq
+    carried.generation = state.generation
+    carried.sources[fact.source] = state.sources[fact.source]
+    carried.uncarried = []
+    for field in State.__struct_fields__:
+        setattr(state, field, getattr(carried, field))
+
 
 HANDLERS: Final[dict[type[Event], Handler]] = {
     **cluster.HANDLERS,
     **instances.HANDLERS,
     **requests.HANDLERS,
     **migrations.HANDLERS,
+    StateCarried: _state_carried,
 }
 """What each kind of fact does to the state."""
 
@@ -58,6 +81,9 @@ def apply(state: State, entry: Entry) -> bool:
     """
     position, fact = entry.position, entry.fact
     state.position = max(state.position, position)
+    is_uncarried = state.generation > 0 and not state.control_seq and fact.source != COMMIT_SOURCE
+    if is_uncarried and len(state.uncarried) < UNCARRIED_MAX:
+        state.uncarried.append(entry)
     mark = state.sources.get(fact.source)
     if mark is None:
         expected = 1

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from midstream.control import codec
-from midstream.control.events import Event, Fact, GenerationOpened, PolicyConfigured, StateCarried, TickElapsed
+from midstream.control.events import Event, Fact, GenerationOpened, PolicyConfigured, TickElapsed
 from midstream.control.ids import START
 from midstream.control.state import State
 
@@ -21,18 +20,7 @@ def _generation_opened(state: State, fact: Fact, event: GenerationOpened) -> Non
         state.generation = event.generation
         state.committed = START
         state.control_seq = 0
-
-
-def _state_carried(state: State, fact: Fact, event: StateCarried) -> None:
-    """The carried tables replace ours; where the log stands is a property of the log and stays."""
-    carried = codec.decode_state(event.state)
-    carried.position = state.position
-    carried.committed = state.committed
-    carried.control_seq = state.control_seq
-    carried.generation = state.generation
-    carried.sources[fact.source] = state.sources[fact.source]
-    for field in State.__struct_fields__:
-        setattr(state, field, getattr(carried, field))
+        state.uncarried = []
 
 
 def _policy_configured(state: State, fact: Fact, event: PolicyConfigured) -> None:
@@ -57,7 +45,6 @@ def _excuse(state: State, gap_ms: int) -> None:
 
 HANDLERS: Final[dict[type[Event], Callable[[State, Fact, Any], None]]] = {
     GenerationOpened: _generation_opened,
-    StateCarried: _state_carried,
     PolicyConfigured: _policy_configured,
     TickElapsed: _tick_elapsed,
 }

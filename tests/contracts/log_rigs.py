@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from importlib import resources
 from typing import Any, Final, Protocol
 
@@ -11,7 +12,7 @@ import redis
 
 from midstream.control.adapters.local_valkey import LocalValkey
 from midstream.control.adapters.memory_log import MemoryLog, MemoryLogStore
-from midstream.control.adapters.redis_log import RedisLog
+from midstream.control.adapters.redis_log import LIBRARY_VERSION, RedisLog
 from midstream.control.errors import LogUnavailable
 from midstream.control.ports import FactLog
 
@@ -88,7 +89,7 @@ class FakeRedisLog(RedisLog):
         self._rig = rig
 
     async def _function(self, name: str, keys: Any, *args: Any) -> list[str]:
-        words = ("EVAL", self._rig.script(), len(keys), *keys, f"midstream_{name}_1", *args)
+        words = ("EVAL", self._rig.script(), len(keys), *keys, f"midstream_{name}_{LIBRARY_VERSION}", *args)
         reply = await self._client.execute_command(*words)
         return [word.decode() for word in reply] if isinstance(reply, list) else [str(reply)]
 
@@ -167,6 +168,11 @@ class ValkeyRig:
             client.flushall()
 
     def save(self) -> None:
+        with redis.Redis.from_url(self._server.url) as client:
+            while any(
+                client.info("persistence")[name] for name in ("aof_rewrite_in_progress", "aof_rewrite_scheduled")
+            ):
+                time.sleep(0.01)
         shutil.rmtree(self._saved, ignore_errors=True)
         shutil.copytree(self._server.directory / APPEND_ONLY, self._saved)
 

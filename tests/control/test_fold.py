@@ -501,3 +501,23 @@ def busy_story() -> Story:
 def test_the_story_told_in_these_tests_has_no_gaps() -> None:
     assert busy_story().state.gaps == 0
     assert isinstance(busy_story().entries[-2].fact.event, TickElapsed)
+
+
+def test_P17_facts_between_a_carried_state_and_its_place_in_the_log_are_applied_to_it() -> None:
+    """A busy log lets nobody commit at its very end: what came between is not lost to anybody's fold."""
+    opened = Entry(Position(2, 0), Fact("log", 2, 1, 1, GenerationOpened(generation=2, cause="t", opened_by="t")))
+    between = [
+        Entry(
+            Position(2, seq), Fact(f"admin{seq}", 1, 1, 1, DrainRequested(operation=f"o{seq}", instance="a", actor="x"))
+        )
+        for seq in (1, 2)
+    ]
+    carrier = fold([opened, between[0]])
+    text = encode_state(carrier)
+    event = StateCarried(state=text.decode(), digest=digest(text))
+    carried = Entry(Position(2, 3), Fact(COMMIT_SOURCE, 2, 1, 1, event))
+    other = State(operations=fold(between).operations | {"lost": fold(between).operations["o1"]})
+    live, other = fold([opened, *between, carried]), fold([opened, *between, carried], other)
+    assert list(live.operations) == ["o1", "o2"]
+    assert encode_state(live) == encode_state(other)
+    assert live.uncarried == []
