@@ -12,7 +12,7 @@ import structlog
 
 from midstream.api import bootstrap
 from midstream.api.bootstrap import Voice
-from midstream.api.heartbeat import beat, end
+from midstream.api.health import beat, end
 from midstream.api.process import Running, Service
 from midstream.api.settings import Settings
 from midstream.api.waiting import until_there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -61,16 +62,19 @@ def doctor(context: typer.Context, output: OutputOption = Output.table) -> None:
         raise MidstreamError(f"not in order: {', '.join(bad)}")
 
 
-def health(context: typer.Context) -> None:
-    """Tell whether the process that keeps `health_file` is well: exit 0, or 1 with the reason. For health checks.
+def health(
+    context: typer.Context,
+    file: Annotated[Path | None, typer.Option(help="The file. [default: the setting `health_file`]")] = None,
+) -> None:
+    """Tell whether the process that keeps a file fresh is well: exit 0, or 1 with the reason. For health checks.
 
-    Example: MIDSTREAM_HEALTH_FILE=/run/midstream/health midstream health
+    Example: midstream health --file /run/midstream/health
     """
-    from midstream.api.heartbeat import check
+    from midstream.api.health import check
 
-    path = globals_of(context).settings().health_file
+    path = file or globals_of(context).settings().health_file
     if path is None:
-        raise BadInput("no health_file: set MIDSTREAM_HEALTH_FILE, to the same for the process and for this check")
+        raise BadInput("no health_file: set MIDSTREAM_HEALTH_FILE for the process, and for this check or say --file")
     found = check(path)
     write(f"{found.service} {found.name} is well (pid {found.pid})")
 
