@@ -30,7 +30,7 @@ from midstream.migration.protocol.messages import RequestSpec, Sampling
 TRACE = "azure_conv_2023"
 SPEED = 3.0
 """The trace runs three times as fast, and so do the engines: the load is the recorded one."""
-SIZES = (2_400, 1_800, 1_200, 900)
+SIZES = (900, 600, 400, 300)
 """KV blocks of the four instances, 16 tokens each."""
 SETTLE_S = 30.0
 PROGRESS_EVERY_S = 2.0
