@@ -5,8 +5,10 @@ The two servers are real (Valkey, PostgreSQL). Each order of starting is shown o
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,11 +23,14 @@ from midstream import __version__
 from midstream.api.keys import create_key
 from midstream.api.settings import load_settings
 from midstream.control.adapters.sql_store import ArchiveStore
+from midstream.control.errors import TransferFailed
 from midstream.control.events import MigrationCommitted
 from midstream.control.replay import verify
 from midstream.instance.engines.sim.config import SimConfig
 from midstream.instance.engines.sim.reference import reference_output
-from midstream.migration.protocol.messages import RequestSpec, Sampling
+from midstream.migration.protocol.messages import Ping, RequestSpec, Sampling
+from midstream.migration.transfers.rpc import RpcTransfer
+from midstream.migration.wires.zmq import ZmqWire
 from tests.e2e.compose import Service, load
 from tests.e2e.stack import SERVERS, Stack
 
@@ -42,6 +47,7 @@ SECRETS = {
 DEADLINE_S = 60.0
 SAID_CHARS = 4_000
 SEED = 20
+SECRET = SECRETS["MIDSTREAM_SECRET"].encode()
 PROMPT = tuple(range(300, 340))
 TOKENS = 160
 pytestmark = pytest.mark.timeout(240)
@@ -139,6 +145,44 @@ def test_a_service_gets_no_secret_that_it_does_not_need(name: str) -> None:
     environment = services()[name].environment
     assert ("MIDSTREAM_SECRET" in environment) == (name in {"gateway", "llumlet-1", "llumlet-2"})
     assert ("MIDSTREAM_API_KEYS" in environment) == (name in {"gateway", "admin"})
+
+
+async def test_P30_the_data_plane_binds_and_advertises_a_name() -> None:
+    """What keeps llumlets off the other networks: the alias of the `data` network is all they listen on."""
+    heard = asyncio.Event()
+    here = ZmqWire("a", 1, "localhost", secret=SECRET)
+    there = ZmqWire("b", 1, "localhost", secret=SECRET)
+    source, target = (RpcTransfer("localhost", secret=SECRET) for _ in "st")
+    await here.start(lambda _sender, _message: heard.set())
+    await there.start(lambda _sender, _message: None)
+    try:
+        assert here.node.address.startswith("tcp://localhost:")
+        there.send(here.node, Ping(request="r"))
+        async with asyncio.timeout(DEADLINE_S):
+            await heard.wait()
+        await source.start()
+        address = await target.start()
+        assert address.startswith("tcp://localhost:")
+        with pytest.raises(TransferFailed, match="refused"):
+            await source.open(address, "handle")
+    finally:
+        for part in (source, target, here, there):
+            await part.stop()
+
+
+def test_it_can_be_stopped_while_it_waits() -> None:
+    waiting = ("archiver", "gateway", "worker", "schema")
+    running = Stack(services())
+    try:
+        for name in waiting:
+            running.start(name)
+        for name in waiting:
+            running.wait_said(name, "wait", DEADLINE_S)
+        running.stop()
+        assert [running.exit_code(name) for name in waiting] == [0, 0, 0, -signal.SIGTERM]
+        assert running.leftover() == []
+    finally:
+        running.close()
 
 
 # --- what it does ----------------------------------------------------------------------------------------------------
