@@ -9,6 +9,7 @@ import difflib
 import ipaddress
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,6 +35,7 @@ from midstream.migration.plan import PlanLimits
 ENV_PREFIX = "MIDSTREAM_"
 SECRET_CHARS_MIN = 16
 SECRET_FILE = "secret"
+_PASSWORD = re.compile(r"(?<=://)([^/@:\s]*):[^/\s]*@")
 
 
 class Settings(
@@ -201,8 +203,13 @@ def _first_problem(error: ValidationError) -> str:
     if not problem["loc"]:
         return f"bad settings: {message}"
     name = str(problem["loc"][0])
-    shown = "" if name in SECRET_FIELDS else f" (got {str(problem['input'])[:80]!r})"
+    shown = "" if name in SECRET_FIELDS else f" (got {without_password(str(problem['input']))[:80]!r})"
     return f"bad setting {ENV_PREFIX}{name.upper()}: {message}{shown}"
+
+
+def without_password(text: str) -> str:
+    """The same, but for the password of an address in it."""
+    return _PASSWORD.sub(r"\1:***@", text)
 
 
 SECRET_FIELDS = frozenset({"secret", "admin_key", "api_keys"})

@@ -10,7 +10,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from midstream.api.setting_groups import GROUPS
-from midstream.api.settings import ENV_PREFIX, Settings
+from midstream.api.settings import ENV_PREFIX, Settings, without_password
 
 MASK = "********"
 
@@ -60,12 +60,12 @@ def variable(name: str) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as text; `-` if unset."""
+    """A value as text, without secrets; `-` if unset."""
     if value is None or value == "":
         return "-"
     if isinstance(value, SecretStr):
         return MASK
-    return json.dumps(value) if isinstance(value, dict) else str(value)
+    return json.dumps(value) if isinstance(value, dict) else without_password(str(value))
 
 
 def _type(field: FieldInfo) -> str:

@@ -163,6 +163,22 @@ def test_effective_settings_mask_secrets() -> None:
     assert shown["MIDSTREAM_SECRET"] == shown["MIDSTREAM_ADMIN_KEY"] == reference.MASK
 
 
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("redis://:hidden@redis:6379/0", "redis://:***@redis:6379/0"),
+        ("redis://me:hid@den@redis", "redis://me:***@redis"),
+        ("redis://redis:6379/0", "redis://redis:6379/0"),
+    ],
+)
+def test_passwords_of_addresses_are_never_shown(address: str, told: str) -> None:
+    rows = {row["setting"]: row["value"] for row in reference.effective(load_settings(redis_url=address))}
+    assert rows["MIDSTREAM_REDIS_URL"] == told
+    with pytest.raises(BadInput) as refusal:
+        load_settings(database_url=address)
+    assert told in str(refusal.value)
+
+
 def test_keys_keep_only_the_hash() -> None:
     text, key = create_key("ops", ("read", "migrate"))
     assert parse_keys(f"{key.line()}, ") == (key,)
