@@ -63,7 +63,6 @@ class Cluster:
         self.archiver = ArchiverNode(self.world)
         self.admin = AdminNode(self.world)
         self.outcomes = [Outcome(arrival=arrival) for arrival in scenario.arrivals]
-        self.block_faults: list[str] = []
         self._began_at = 0.0
 
     @property
@@ -117,18 +116,22 @@ class Cluster:
         await self._until(outage.at_ms)
         store.is_down = True
         await self._until(outage.until_ms)
-        store.restart(lose=outage.lose)
+        if outage.is_flush:
+            store.flush()
+        else:
+            store.restart(lose=outage.lose)
         store.is_down = False
 
     async def _watch_blocks(self) -> None:
-        """P07 at many moments: owned + free + reserved == total."""
+        """P05 and P07 at many moments: owned + free + reserved == total, and every block in the life it was given."""
         while True:
             await asyncio.sleep(0.05)
             for node in self.llumlets.values():
                 if node.is_up:
                     account = node.engine.account()
                     if account.owned + account.free + account.reserved != account.total:
-                        self.block_faults.append(f"{node.name}: {account}")
+                        self.world.breaches.append(f"P07 {node.name}: {account}")
+                    self.world.breaches += (f"P05 {node.name}: {fault}" for fault in node.engine.faults())
 
     # --- operators ---------------------------------------------------------------------------
 
@@ -138,12 +141,13 @@ class Cluster:
         if order.kind == "move":
             live = sorted(name for gateway in self.gateways.values() for name in gateway.gateway.live)
             if live:
-                request = self.world.rng.choice(live)
+                request = live[int(len(live) * order.choice)]
                 publisher.record(
                     MoveRequested(operation=operation, request=request, target=order.instance, actor="nemesis")
                 )
             return
         kind = DrainRequested if order.kind == "drain" else DrainCancelled
+        assert order.instance is not None
         publisher.record(kind(operation=operation, instance=order.instance, actor="nemesis"))
 
     # --- clients -----------------------------------------------------------------------------

@@ -7,8 +7,9 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
-from midstream.api.gateway.gateway import Gateway
 from midstream.api.gateway.settings import GatewaySettings
+from midstream.api.simulation.watch import WatchedGateway
+from midstream.api.simulation.workload import LOG
 from midstream.control.adapters.memory_archive import MemoryArchive
 from midstream.control.adapters.memory_log import MemoryLog, MemoryLogStore
 from midstream.control.archive import Archiver
@@ -36,11 +37,15 @@ class World:
         self.archive = MemoryArchive()
         self.clock = clock
         self.rng = rng
+        self.breaches: list[str] = []
+        """What was seen to go wrong while it happened."""
 
     def log(self, node: str) -> MemoryLog:
         """A node's own handle on the log, with its share of lost replies."""
 
         def fault(method: str) -> Literal["", "before", "after"]:
+            if self.network.link(node, LOG).is_cut:
+                return "before"
             lost = self.network.faults.lost_reply(node, self.network.now_ms())
             if not lost or self.rng.random() >= lost:
                 return ""
@@ -135,7 +140,8 @@ class GatewayNode(SimNode):
 
     async def _begin(self) -> None:
         self.follower = Follower(self.log)
-        self.gateway = Gateway(
+        self.gateway = WatchedGateway(
+            breaches=self.world.breaches,
             name=self.gateway_name,
             wire=self._wire(),
             follower=self.follower,

@@ -6,29 +6,39 @@ from collections import Counter
 from collections.abc import Iterable
 
 from midstream.api.simulation.cluster import Cluster, Outcome
+from midstream.control.codec import decode_state
 from midstream.control.events import (
+    CommandRefused,
     Entry,
+    MigrationAborted,
     MigrationCommitted,
+    MoveDecided,
+    MoveRejected,
     RequestCancelled,
     RequestFailed,
     RequestFinished,
+    StateCarried,
     TaskFailed,
 )
+from midstream.control.fold import fold
 from midstream.control.ids import START
 from midstream.control.replay import verify
 from midstream.instance.engines.sim.reference import reference_output
 
 HISTORY_PAGE = 10_000
+SHOWN_MAX = 5
+"""Breaches seen during the run that are told; one fault makes many."""
 
 
 async def breaches(cluster: Cluster) -> list[str]:
     """Every broken promise of a run that has settled."""
     entries = await history(cluster)
-    found = list(_clients(cluster))
+    found = [*cluster.world.breaches[:SHOWN_MAX], *_clients(cluster)]
     found += _memory(cluster)
     found += _log(cluster, entries)
     found += [f"P19 hole: {hole}" for hole in await cluster.world.archive.holes()]
     found += _replay(entries)
+    found += _repeats(entries)
     return found
 
 
@@ -64,8 +74,7 @@ def _ending(outcome: Outcome, tokens: int, finish: str) -> Iterable[str]:
 
 
 def _memory(cluster: Cluster) -> Iterable[str]:
-    """P07, P08: everything is free again, and was accounted for all the time."""
-    yield from (f"P07 {fault}" for fault in cluster.block_faults[:3])
+    """P07, P08: everything is free again."""
     for node in cluster.llumlets.values():
         account = node.engine.account()
         if account.free != account.total:
@@ -88,11 +97,39 @@ def _log(cluster: Cluster, entries: list[Entry]) -> Iterable[str]:
             case TaskFailed() as event:
                 yield f"P14 {entry.fact.source}: task {event.task} failed: {event.error}"
     yield from (f"P01 {key} flipped {count} times" for key, count in flips.items() if count > 1)
+    yield from _decisions(entries)
     for outcome in cluster.outcomes:
         count = ends[outcome.arrival.spec.request]
         if count != 1 and not (count == 0 and (outcome.is_cut_off or outcome.is_untold)):
             yield f"P04 {outcome.arrival.spec.request}: {count} terminal facts"
     yield from _folds(cluster)
+
+
+def _decisions(entries: list[Entry]) -> Iterable[str]:
+    """P18: a request has one open move, and an order by hand is answered once.
+
+    What a carried state does not know was lost with the log: it may be decided again.
+    """
+    open_moves: dict[str, tuple[str, int]] = {}
+    answers: Counter[str] = Counter()
+    for entry in _each_fact_once(entries):
+        match entry.fact.event:
+            case StateCarried() as event:
+                known = decode_state(event.state.encode()).migrations.values()
+                open_moves = {move.migration: (move.request, move.epoch) for move in known if move.is_open}
+                answers = Counter(move.operation for move in known if move.operation is not None)
+            case MoveDecided() as event:
+                key = (event.request, event.epoch)
+                if key in open_moves.values():
+                    yield f"P18 {event.migration} was decided while another move of {key} was open"
+                open_moves[event.migration] = key
+                answers[event.operation or ""] += 1
+            case MoveRejected() as event:
+                answers[event.operation] += 1
+            case MigrationAborted() | CommandRefused() as event:
+                open_moves.pop(event.migration, None)
+    del answers[""]
+    yield from (f"P18 {operation} was answered {count} times" for operation, count in answers.items() if count > 1)
 
 
 def _folds(cluster: Cluster) -> Iterable[str]:
@@ -118,6 +155,30 @@ def _each_fact_once(entries: Iterable[Entry]) -> Iterable[Entry]:
         if identity not in seen:
             seen.add(identity)
             yield entry
+
+
+def _repeats(entries: list[Entry]) -> Iterable[str]:
+    """P18, P19: what was said twice has the effect of once."""
+    whole, once = fold(entries), fold(_without_repeats(entries))
+    once.position = whole.position
+    if whole != once:
+        fields = [name for name in whole.__struct_fields__ if getattr(whole, name) != getattr(once, name)]
+        yield f"P18 repeated facts changed the state: {', '.join(fields)}"
+
+
+def _without_repeats(entries: Iterable[Entry]) -> Iterable[Entry]:
+    """What a fold has not seen. A carried state replaces the fold, and with it what that has seen."""
+    seen: dict[str, tuple[int, int]] = {}
+    for entry in entries:
+        fact = entry.fact
+        number = (fact.incarnation, fact.source_seq)
+        if number <= seen.get(fact.source, (0, 0)):
+            continue
+        if isinstance(fact.event, StateCarried):
+            marks = decode_state(fact.event.state.encode()).sources
+            seen = {source: (mark.incarnation, mark.seq) for source, mark in marks.items()}
+        seen[fact.source] = number
+        yield entry
 
 
 def _replay(entries: list[Entry]) -> Iterable[str]:

@@ -140,9 +140,13 @@ def _reclaimed(state: State, fact: Fact, event: MigrationReclaimed) -> None:
 
 
 def _released(state: State, fact: Fact, event: MigrationReleased) -> None:
+    """The move is over. Said before the gateway's word came, it leaves the request moving until that does: its epoch
+    and owner are still those of before, and a second move decided on them could only be refused.
+    """
     move = state.migrations.get(event.migration)
     if move is not None and (move.is_open or move.stage == "committed"):
-        _close(state, move, "released")
+        state.migrations[move.migration] = replace(move, stage="released", stage_at_ms=state.last_tick_ms)
+        operations.succeed(state, move.operation)
 
 
 def _aborted(state: State, fact: Fact, event: MigrationAborted) -> None:

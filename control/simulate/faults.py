@@ -25,10 +25,14 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=Tr
 
 
 class Lossy(Window, frozen=True, kw_only=True, tag=True):
-    """Messages from `source` to `target` are lost, doubled, late or overtaken with these probabilities."""
+    """Messages from `source` to `target` are lost, doubled, late or overtaken with these probabilities.
+
+    An empty `source` or `target` means anybody; `only` names the kinds of message concerned, all if empty.
+    """
 
     source: str
     target: str
+    only: tuple[str, ...] = ()
     drop: float = 0.0
     duplicate: float = 0.0
     reorder: float = 0.0
@@ -96,12 +100,12 @@ class FaultPlan:
         self.quiet_after_ms = max((fault.until_ms for fault in self.faults), default=0)
         """From here on nothing more goes wrong."""
 
-    def link(self, source: str, target: str, now_ms: float) -> Link:
-        """The state of the way from `source` to `target`."""
+    def link(self, source: str, target: str, now_ms: float, kind: str = "") -> Link:
+        """The state of the way from `source` to `target`, for messages of a kind."""
         if now_ms >= self.quiet_after_ms:
             return HEALTHY
         active = [fault for fault in self._links if fault.at_ms <= now_ms < fault.until_ms]
-        lossy = [f for f in active if isinstance(f, Lossy) and (f.source, f.target) == (source, target)]
+        lossy = [f for f in active if isinstance(f, Lossy) and _concerns(f, source, target, kind)]
         ends = {source, target}
         return Link(
             is_cut=any(isinstance(fault, Cut) and {fault.a, fault.b} == ends for fault in active),
@@ -130,6 +134,11 @@ class FaultPlan:
 
     def _active(self, kind: type[Any], now_ms: float) -> list[Any]:
         return [f for f in self.faults if isinstance(f, kind) and f.at_ms <= now_ms < f.until_ms]
+
+
+def _concerns(fault: Lossy, source: str, target: str, kind: str) -> bool:
+    is_between = fault.source in ("", source) and fault.target in ("", target)
+    return is_between and (not fault.only or kind in fault.only)
 
 
 def plan_faults(

@@ -85,11 +85,11 @@ class MemoryNetwork:
         wire = self._wires.get(node.name)
         return wire is not None and wire.node == node
 
-    def link(self, source: str, target: str) -> Link:
-        """The way between two nodes right now, by plan and by hand."""
+    def link(self, source: str, target: str, kind: str = "") -> Link:
+        """The way between two nodes right now, by plan and by hand, for messages of a kind."""
         if frozenset((source, target)) in self._cuts:
             return Link(is_cut=True)
-        return self.faults.link(source, target, self.now_ms())
+        return self.faults.link(source, target, self.now_ms(), kind)
 
     def join(self, wire: MemoryWire) -> None:
         """A node starts; a former incarnation of it is gone."""
@@ -108,7 +108,7 @@ class MemoryNetwork:
         if not self.is_alive(sender):
             self.counters["unreachable"] += 1
             return
-        link = self.link(sender.name, to.name)
+        link = self.link(sender.name, to.name, type(message).__name__)
         if link.is_cut or (link.drop and self.rng.random() < link.drop):
             self.counters["cut" if link.is_cut else "dropped"] += 1
             return

@@ -329,6 +329,18 @@ def test_a_committed_move_changes_the_owner_and_the_epoch(pair: Story) -> None:
     assert pair.state.migrations["m"].downtime_ms == 5
 
 
+def test_P18_a_request_whose_source_released_it_before_the_gateways_word_is_not_moved_again(pair: Story) -> None:
+    pair.control(decided("m", "r"))
+    pair.say("llumlet/a", MigrationReleased(migration="m", blocks_freed=9))
+    view = pair.state.requests["r"]
+    assert (view.owner, view.epoch, view.migration) == (A, 1, "m")
+    assert not pair.state.migrations["m"].is_open
+    pair.say(GATEWAY, committed("m", "r"))
+    view = pair.state.requests["r"]
+    assert (view.owner, view.epoch, view.migration) == (B, 2, None)
+    assert pair.state.migrations["m"].stage == "released"
+
+
 def test_facts_of_a_move_in_any_order_never_reopen_it(pair: Story) -> None:
     pair.control(decided("m", "r"))
     pair.say("llumlet/b", MigrationAdopted(migration="m", request="r", target=B))
