@@ -7,10 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from midstream.control.adapters.local_valkey import LocalValkey
 
 pytest_plugins = ["tests.databases"]
+
+
+@pytest.fixture(autouse=True)
+def plain_logging() -> Iterator[None]:
+    """A command that a test runs in its own process sends logs to that test's stderr, which the next ones lack."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
