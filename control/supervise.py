@@ -78,5 +78,5 @@ class Supervisor:
             self._report(name, error)
 
     def _report(self, name: str, error: Exception) -> None:
-        logger.error("task failed", task=name, error=repr(error), exc_info=error)
         self._recorder.record(TaskFailed(task=name, error=f"{type(error).__name__}: {error}"[:300]))
+        logger.error("task failed", task=name, error=repr(error), exc_info=error)

@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Sequence
 
 import structlog
-from midstream.control.follower import Follower
 
+from midstream.api.gateway.aftermath import Aftermath
+from midstream.api.gateway.dispatcher import Dispatcher
 from midstream.api.gateway.live import Live, Seam
 from midstream.api.gateway.peers import Peers
-from midstream.api.gateway.settings import DROPS_MAX, TOMBSTONES_MAX, GatewaySettings
+from midstream.api.gateway.settings import GatewaySettings
 from midstream.control.errors import Refused
 from midstream.control.events import (
     DowntimeMeasured,
@@ -27,17 +28,15 @@ from midstream.control.events import (
     LoadReported,
     MigrationCommitted,
     RequestCancelled,
-    RequestDispatched,
     RequestFailed,
     RequestFinished,
 )
+from midstream.control.follower import Follower
 from midstream.control.ids import Node, Owner
-from midstream.control.policies import DispatchChoice, DispatchWanted, choose
 from midstream.control.ports import Clock, Recorder
 from midstream.control.supervise import Supervisor
-from midstream.migration.plan import blocks_for
 from midstream.migration.protocol.effects import Deliver, Effect, Record, SeekOwner, SendDispatch, Tell
-from midstream.migration.protocol.ledger import End, Heard, Input, OwnerLost, Redispatch, answer_unknown, step
+from midstream.migration.protocol.ledger import End, Heard, Input, OwnerLost, answer_unknown, step
 from midstream.migration.protocol.messages import (
     Acknowledge,
     AnyMessage,
@@ -55,7 +54,6 @@ logger = structlog.get_logger(__name__)
 
 FATAL_REFUSALS = frozenset({"too_long", "bad_request"})
 """Refusals that every instance would repeat."""
-SEEK_RETRY_S = 0.2
 
 
 class Gateway:
@@ -81,12 +79,11 @@ class Gateway:
         self.settings = settings
         self.live: dict[str, Live] = {}
         self.peers = Peers(self)
+        self.dispatcher = Dispatcher(self)
+        self.aftermath = Aftermath(settings.tombstone_ms / 1e3)
         self.tasks = Supervisor(recorder)
         self.is_closing = False
-        self._turn = 0
         self._acks: dict[str, tuple[Owner, Acknowledge]] = {}
-        self._drops: dict[tuple[str, Owner], tuple[Drop, int]] = {}
-        self._tombstones: dict[str, float] = {}
         self._activity = asyncio.Event()
 
     @property
@@ -121,15 +118,15 @@ class Gateway:
             raise Refused("draining", "the gateway is shutting down")
         if len(self.live) >= self.settings.requests_max:
             raise Refused("overloaded", f"{len(self.live)} requests are in flight")
-        if spec.request in self.live or spec.request in self._tombstones:
+        if spec.request in self.live or self.aftermath.knows(spec.request):
             raise Refused("duplicate", f"request {spec.request} exists already")
         live = Live(spec, self, self.now)
-        choice = self._choose(live)
+        choice = self.dispatcher.choose(live)
         if choice is None:
             raise Refused("no_capacity", "no instance takes requests right now")
         self.live[spec.request] = live
         self._activity.set()
-        self._dispatch(live, choice, "new")
+        self.dispatcher.dispatch(live, choice, "new")
         return live
 
     def cancel(self, live: Live, cause: str) -> None:
@@ -169,7 +166,7 @@ class Gateway:
         self.feed(live, End())
         self.live.pop(live.request, None)
         self.peers.forget_request(live.request)
-        self._tombstones[live.request] = self.now
+        self.aftermath.bury(live.request, self.now)
         live.wake()
 
     # --- the data plane ----------------------------------------------------------------------
@@ -183,7 +180,7 @@ class Gateway:
             logger.warning("unexpected message", sender=sender.name, kind=type(message).__name__)
             return
         if isinstance(message, Gone):
-            self._drops.pop((message.request, message.owner), None)
+            self.aftermath.answered(message.request, message.owner)
         live = self.live.get(message.request)
         if live is None:
             self._answer_late(message)
@@ -221,7 +218,7 @@ class Gateway:
                 self._send_dispatch(live)
             case SeekOwner():
                 live.avoid[effect.avoid.instance] = None
-                self.tasks.spawn(f"seek {live.request}", self._seek(live, effect.cause))
+                self.tasks.spawn(f"seek {live.request}", self.dispatcher.seek(live, effect.cause))
             case Record():
                 self._record(live, effect)
             case _:
@@ -236,7 +233,7 @@ class Gateway:
             return
         if isinstance(message, Drop):
             self._acks.pop(request, None)
-            self._drops[(request, owner)] = (message, 0)
+            self.aftermath.dropping(owner, message)
             self._activity.set()
         self._send(owner, message)
 
@@ -249,6 +246,18 @@ class Gateway:
         node = self.peers.node_of(owner)
         if node is not None:
             self.wire.send(node, message)
+
+    def _send_dispatch(self, live: Live) -> None:
+        ledger, live.sent_at = live.ledger, self.now
+        message = Dispatch(
+            request=live.request,
+            owner=ledger.owner,
+            epoch=ledger.epoch,
+            spec=live.spec,
+            delivered=tuple(live.ids),
+            delivered_logprobs=tuple(live.logprobs),
+        )
+        self._send(ledger.owner, message)
 
     # --- tokens ------------------------------------------------------------------------------
 
@@ -305,75 +314,6 @@ class Gateway:
             )
         )
 
-    # --- choosing an instance ----------------------------------------------------------------
-
-    def _choose(self, live: Live) -> DispatchChoice | None:
-        """By the policy in force; an instance that just refused the request only when there is no other."""
-        spec, state = live.spec, self.follower.state
-        for exclude in (frozenset(live.avoid), frozenset[str]()):
-            wanted = DispatchWanted(
-                request=spec.request,
-                prompt_tokens=len(spec.prompt) + len(live.ids),
-                output_tokens_max=spec.sampling.max_tokens - len(live.ids),
-                priority=spec.priority,
-                exclude=exclude | self.peers.silent(),
-            )
-            choice = choose(state, wanted, self.peers.in_flight(), self._turn)
-            if choice is not None or not exclude:
-                self._turn += choice is not None
-                return choice
-        return None
-
-    def _dispatch(self, live: Live, choice: DispatchChoice, cause: str) -> None:
-        owner, spec, view = choice.owner, live.spec, self.follower.state.instances.get(choice.owner.instance)
-        self.peers.learn(owner, choice.address)
-        block_tokens = view.fingerprint.block_tokens if view is not None else 16
-        blocks = blocks_for(len(spec.prompt) + len(live.ids) + 1, block_tokens)
-        self.peers.dispatched(owner, live.request, blocks)
-        epoch = live.ledger.epoch + 2
-        self.recorder.record(
-            RequestDispatched(
-                request=live.request,
-                gateway=self.name,
-                owner=owner,
-                epoch=epoch,
-                prompt_tokens=len(spec.prompt),
-                delivered_tokens=len(live.ids),
-                output_tokens_max=spec.sampling.max_tokens,
-                priority=spec.priority,
-                cause=cause,
-                policy=self.follower.state.policies.dispatch.name,
-                scores=choice.scores[:8],
-                reason=choice.reason,
-            )
-        )
-        self.feed(live, Redispatch(owner))
-
-    def _send_dispatch(self, live: Live) -> None:
-        ledger, live.sent_at = live.ledger, self.now
-        message = Dispatch(
-            request=live.request,
-            owner=ledger.owner,
-            epoch=ledger.epoch,
-            spec=live.spec,
-            delivered=tuple(live.ids),
-            delivered_logprobs=tuple(live.logprobs),
-        )
-        self._send(ledger.owner, message)
-
-    async def _seek(self, live: Live, cause: str) -> None:
-        """Look for a new owner until there is one, the old one is heard again, or time is up."""
-        deadline = self.now + self.settings.seek_ms / 1e3
-        while live.ledger.phase == "seeking":
-            choice = self._choose(live)
-            if choice is not None:
-                self._dispatch(live, choice, cause)
-                return
-            if self.now >= deadline:
-                self.fail(live, "no_capacity", f"no instance could take the request on ({cause})")
-                return
-            await asyncio.sleep(SEEK_RETRY_S)
-
     # --- the log -----------------------------------------------------------------------------
 
     def on_entry(self, entry: Entry) -> None:
@@ -386,7 +326,8 @@ class Gateway:
             case InstanceLost() | InstanceStopped() as event:
                 self.lose(event.owner)
             case GenerationOpened():
-                self._announce_again()
+                for live in self.live.values():
+                    self.dispatcher.announce_again(live)
 
     def lose(self, owner: Owner) -> None:
         """An incarnation is gone: every request it owned looks for a new owner."""
@@ -394,35 +335,17 @@ class Gateway:
             if live.ledger.owner == owner:
                 self.feed(live, OwnerLost(owner))
 
-    def _announce_again(self) -> None:
-        """The log may have lost its memory: say again where every live request is."""
-        for live in self.live.values():
-            ledger = live.ledger
-            self.recorder.record(
-                RequestDispatched(
-                    request=live.request,
-                    gateway=self.name,
-                    owner=ledger.owner,
-                    epoch=ledger.epoch,
-                    prompt_tokens=len(live.spec.prompt),
-                    delivered_tokens=len(live.ids),
-                    output_tokens_max=live.spec.sampling.max_tokens,
-                    priority=live.spec.priority,
-                    cause="again",
-                )
-            )
-
     # --- time --------------------------------------------------------------------------------
 
     async def _keep_house(self) -> None:
         while True:
-            if not self.live and not self._drops:
+            if not self.live and not self.aftermath.has_drops:
                 self._activity.clear()
                 await self._activity.wait()
             await asyncio.sleep(self.settings.housekeeping_ms / 1e3)
             self._repeat()
-            self._repeat_drops()
-            self._forget_tombstones()
+            self.aftermath.repeat(self._send, self.peers.is_current)
+            self.aftermath.forget(self.now)
 
     def _repeat(self) -> None:
         s, now = self.settings, self.now
@@ -435,20 +358,3 @@ class Gateway:
             elif ledger.phase == "running" and now - max(live.heard_at, live.sent_at) >= s.quiet_ms / 1e3:
                 live.sent_at = now
                 self._send(ledger.owner, Probe(request=live.request, epoch=ledger.epoch))
-
-    def _repeat_drops(self) -> None:
-        for key, (drop, times) in list(self._drops.items()):
-            owner = key[1]
-            if times >= DROPS_MAX or not self.peers.is_current(owner):
-                del self._drops[key]
-                continue
-            self._drops[key] = (drop, times + 1)
-            if times:
-                self._send(owner, drop)
-
-    def _forget_tombstones(self) -> None:
-        bound = self.now - self.settings.tombstone_ms / 1e3
-        for request, since in list(self._tombstones.items()):
-            if since > bound and len(self._tombstones) <= TOMBSTONES_MAX:
-                break
-            del self._tombstones[request]

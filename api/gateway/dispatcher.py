@@ -1,0 +1,101 @@
+"""Choosing an instance for a request, the first time and again, by the dispatch policy in force."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from midstream.api.gateway.live import Live
+from midstream.control.events import RequestDispatched
+from midstream.control.policies import DispatchChoice, DispatchWanted, choose
+from midstream.control.policies.base import CANDIDATES_MAX
+from midstream.migration.plan import blocks_for
+from midstream.migration.protocol.ledger import Redispatch
+
+if TYPE_CHECKING:
+    from midstream.api.gateway.gateway import Gateway
+
+SEEK_RETRY_S = 0.2
+
+
+class Dispatcher:
+    """Reads the gateway's fold and its own dispatches in flight; what it chooses becomes a fact."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._turn = 0
+
+    def choose(self, live: Live) -> DispatchChoice | None:
+        """An instance for the request; one that just refused it only when there is no other."""
+        gateway, spec = self._gateway, live.spec
+        for exclude in (frozenset(live.avoid), frozenset[str]()):
+            wanted = DispatchWanted(
+                request=spec.request,
+                prompt_tokens=len(spec.prompt) + len(live.ids),
+                output_tokens_max=spec.sampling.max_tokens - len(live.ids),
+                priority=spec.priority,
+                exclude=exclude | gateway.peers.silent(),
+            )
+            choice = choose(gateway.follower.state, wanted, gateway.peers.in_flight(), self._turn)
+            if choice is not None or not exclude:
+                self._turn += choice is not None
+                return choice
+        return None
+
+    def dispatch(self, live: Live, choice: DispatchChoice, cause: str) -> None:
+        """Give the request to the chosen instance, as a fact and as the ledger's next epoch."""
+        gateway, owner = self._gateway, choice.owner
+        gateway.peers.learn(owner, choice.address)
+        gateway.peers.dispatched(owner, live.request, self._blocks(live, choice))
+        gateway.recorder.record(
+            RequestDispatched(
+                request=live.request,
+                gateway=gateway.name,
+                owner=owner,
+                epoch=live.ledger.epoch + 2,
+                prompt_tokens=len(live.spec.prompt),
+                delivered_tokens=len(live.ids),
+                output_tokens_max=live.spec.sampling.max_tokens,
+                priority=live.spec.priority,
+                cause=cause,
+                policy=gateway.follower.state.policies.dispatch.name,
+                scores=choice.scores[:CANDIDATES_MAX],
+                reason=choice.reason,
+            )
+        )
+        gateway.feed(live, Redispatch(owner))
+
+    def announce_again(self, live: Live) -> None:
+        """The log may have lost its memory: say again where a live request is."""
+        ledger = live.ledger
+        self._gateway.recorder.record(
+            RequestDispatched(
+                request=live.request,
+                gateway=self._gateway.name,
+                owner=ledger.owner,
+                epoch=ledger.epoch,
+                prompt_tokens=len(live.spec.prompt),
+                delivered_tokens=len(live.ids),
+                output_tokens_max=live.spec.sampling.max_tokens,
+                priority=live.spec.priority,
+                cause="again",
+            )
+        )
+
+    async def seek(self, live: Live, cause: str) -> None:
+        """Look for a new owner until there is one, the old one is heard again, or time is up."""
+        gateway = self._gateway
+        deadline = gateway.now + gateway.settings.seek_ms / 1e3
+        while live.ledger.phase == "seeking":
+            choice = self.choose(live)
+            if choice is not None:
+                self.dispatch(live, choice, cause)
+                return
+            if gateway.now >= deadline:
+                gateway.fail(live, "no_capacity", f"no instance could take the request on ({cause})")
+                return
+            await asyncio.sleep(SEEK_RETRY_S)
+
+    def _blocks(self, live: Live, choice: DispatchChoice) -> int:
+        view = self._gateway.follower.state.instances[choice.owner.instance]
+        return blocks_for(len(live.spec.prompt) + len(live.ids) + 1, view.fingerprint.block_tokens)
