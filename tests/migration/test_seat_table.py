@@ -10,7 +10,9 @@ from midstream.control.ids import Owner
 from midstream.migration.protocol import effects as fx
 from midstream.migration.protocol import messages as msg
 from midstream.migration.protocol import seat as inputs
-from midstream.migration.protocol.seat import ABORTABLE, CLOSED_MAX, From, Seat, step
+from midstream.migration.protocol.holdings import CLOSED_MAX
+from midstream.migration.protocol.seat import From, Seat, step
+from midstream.migration.protocol.source import ABORTABLE
 from midstream.migration.protocol.work import Reserved, RoundReport
 from tests.migration.parts import A2, RULES, A, B, C, dispatch, final, met, prepare, run_state
 from tests.migration.world import GATEWAY, REQUEST, node_of
