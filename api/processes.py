@@ -163,6 +163,19 @@ def run_jobs(settings: Settings) -> None:
             end(settings.health_file)
 
 
+def wait_for_log(settings: Settings) -> None:
+    """Return once Redis is there and will do. Raises as `speaking` does."""
+
+    async def wait() -> None:
+        log = bootstrap.make_log(settings, f"worker/{bootstrap.name_of(settings)}")
+        try:
+            await _until_there(settings, log.check)
+        finally:
+            await log.close()
+
+    asyncio.run(wait())
+
+
 OPENERS: Final[dict[str, Callable[[Settings], AbstractAsyncContextManager[Running]]]] = {
     "admin": open_admin,
     "archiver": open_archiver,

@@ -41,13 +41,14 @@ def worker(context: typer.Context, name: Name = None, supervised: Supervised = F
     """Run slow jobs (replays) that the admin API queued."""
     from midstream.api.bootstrap import name_of
     from midstream.api.process import announce
-    from midstream.api.processes import run_jobs
+    from midstream.api.processes import run_jobs, wait_for_log
 
     settings = globals_of(context).settings(name=name)
     settings.require_redis()
     _prepare(settings, supervised)
     import midstream.control.jobs  # noqa: F401 - ready means loaded
 
+    wait_for_log(settings)
     announce("worker", name_of(settings), None)
     run_jobs(settings)
 

@@ -56,7 +56,7 @@ class Cluster:
         rng = random.Random(f"world {scenario.seed}")
         clock = VirtualClock(loop, EPOCH_MS)
         network = MemoryNetwork(rng, FaultPlan(scenario.faults))
-        self.world = World(network, MemoryLogStore(clock=clock), clock, rng)
+        self.world = World(network, MemoryLogStore(clock=clock), clock, rng, scenario.bytes_per_ms)
         self.llumlets = {name: LlumletNode(self.world, name, config) for name, config in scenario.engines.items()}
         self.gateways = {name: GatewayNode(self.world, name) for name in GATEWAYS}
         self.controllers = [ControllerNode(self.world, name) for name in CONTROLLERS]

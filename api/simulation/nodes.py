@@ -31,8 +31,11 @@ GATEWAY = GatewaySettings()
 class World:
     """What all nodes share: the network with its faults, the log's server, the archive's disk, time."""
 
-    def __init__(self, network: MemoryNetwork, store: MemoryLogStore, clock: Clock, rng: random.Random) -> None:
+    def __init__(
+        self, network: MemoryNetwork, store: MemoryLogStore, clock: Clock, rng: random.Random, bytes_per_ms: float
+    ) -> None:
         self.network = network
+        self.bytes_per_ms = bytes_per_ms
         self.store = store
         self.archive = MemoryArchive()
         self.clock = clock
@@ -113,7 +116,8 @@ class LlumletNode(SimNode):
 
     async def _begin(self) -> None:
         wire = self._wire()
-        self.engine = SimEngine(self._config, {"memory": MemoryTransfer(self.world.network, wire.node)})
+        transfer = MemoryTransfer(self.world.network, wire.node, bytes_per_ms=self.world.bytes_per_ms)
+        self.engine = SimEngine(self._config, {transfer.name: transfer})
         self.llumlet = Llumlet(
             instance=self.instance,
             engine=self.engine,

@@ -20,25 +20,28 @@ LOG = "log"
 HORIZON_MS = 12_000
 """Requests arrive and faults happen before this; afterwards everything heals."""
 
-HANDOVERS = 1.0
-"""At intensity 1, so many kinds of message go wrong for a while."""
-ISOLATIONS = 0.34
+HANDOVERS = 2.0
+"""At intensity 1, so many times some kinds of message go wrong for a while."""
+ISOLATIONS = 0.5
 """At intensity 1, so many nodes are out of reach for long."""
 HANDOVER_KINDS = (
     ("Final",),
     ("Adopted",),
-    ("Flipped",),
-    ("Committed",),
+    ("Adopted",),
+    ("Adopted", "Flipped"),
+    ("Flipped", "Committed"),
     ("Reclaim", "Granted"),
     ("Drop", "Gone"),
     ("Tokens",),
     ("Acknowledge",),
     ("Prepare", "Prepared"),
+    ("Prepared", "Cancel"),
     ("Cancel", "PrepareRefused"),
     ("Dispatch", "Accepted"),
     ("Probe", "Holding", "Gone"),
     ("Ping", "Pong"),
 )
+"""What is lost, late or doubled together: a question, its answer, and what takes it back."""
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +83,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     orders: tuple[Order, ...]
     faults: tuple[Fault, ...]
     outages: tuple[LogOutage, ...]
+    bytes_per_ms: float
+    """Speed of the links that carry KV: a block has 32 bytes."""
 
 
 def draw_scenario(seed: int, *, intensity: float = 1.0) -> Scenario:
@@ -92,6 +97,7 @@ def draw_scenario(seed: int, *, intensity: float = 1.0) -> Scenario:
         orders=tuple(_orders(rng)),
         faults=_faults(rng, intensity),
         outages=tuple(_outages(rng)) if intensity else (),
+        bytes_per_ms=rng.choice([1_000_000.0, 10.0, 2.0]),
     )
 
 
@@ -104,7 +110,7 @@ def _engine(rng: random.Random) -> SimConfig:
         slots_max=rng.choice([3, 4, 8]),
         tokens_max=256,
         step_tokens_max=rng.choice([16, 64]),
-        time_scale=rng.choice([0.5, 1.0, 2.0]),
+        time_scale=rng.choice([0.5, 1.0, 2.0, 4.0]),
     )
 
 
@@ -181,7 +187,7 @@ def _isolation(rng: random.Random) -> list[Cut]:
     """A node is out of reach for long: of the log, of gateways, or both, so that it is taken for dead and is not."""
     node = rng.choice([*LLUMLETS, *LLUMLETS, *NODES_OF_GATEWAYS, *NODES_OF_CONTROLLERS])
     others = rng.choice([[LOG], NODES_OF_GATEWAYS, [LOG, *NODES_OF_GATEWAYS], [LOG, *NODES_OF_GATEWAYS]])
-    at_ms, length_ms = _window(rng, 2_000, 12_000)
+    at_ms, length_ms = _window(rng, 3_000, 11_000)
     return [Cut(a=node, b=other, at_ms=at_ms, until_ms=at_ms + length_ms) for other in others if other != node]
 
 

@@ -7,9 +7,11 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
@@ -19,9 +21,12 @@ from midstream.api.cli.up.state import UpState
 from midstream.api.settings import load_settings
 from midstream.api.traces import TraceRow
 from midstream.api.traces.send import prompt_of, request_body
+from midstream.control.adapters.clock import SystemClock
+from midstream.control.adapters.redis_log import RedisLog
 from midstream.control.adapters.sql_store import ArchiveStore
-from midstream.control.events import Entry
+from midstream.control.events import Entry, Event
 from midstream.control.ids import parse_position
+from midstream.control.publisher import Publisher
 from midstream.instance.engines.sim.config import SimConfig
 from midstream.instance.engines.sim.reference import reference_output
 from midstream.migration.protocol.messages import RequestSpec, Sampling
@@ -30,6 +35,7 @@ DEADLINE_S = 60.0
 POLL_S = 0.05
 SEED = 31
 MODEL = "sim"
+CLUSTER = "midstream"
 FAST = 0.15
 """Factor on step times: a decode step of about 4.5 ms."""
 
@@ -47,6 +53,39 @@ async def until(condition: Callable[[], T | Awaitable[T]], deadline_s: float = D
             return value
         assert loop.time() < deadline, "it did not happen"
         await asyncio.sleep(POLL_S)
+
+
+class Done(NamedTuple):
+    """A command line that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    def assert_one_line(self, code: int, *told: str) -> None:
+        """It failed as it should: with this exit code, one line on stderr that says so much, nothing on stdout."""
+        assert self.code == code, self
+        assert self.err.count("\n") == 1, self
+        assert self.err.startswith("midstream: "), self
+        assert all(text in self.err for text in told), self
+        assert self.out == "", self
+
+
+async def cli(*arguments: str, **environment: str) -> Done:
+    """Run `midstream` as a process of its own, with variables set."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "midstream.api.cli", *arguments,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | environment,  # noqa: TID251 - a child's
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            out, err = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise
+    assert process.returncode is not None
+    return Done(process.returncode, out.decode(), err.decode())
 
 
 class Client:
@@ -198,6 +237,21 @@ class Rig:
             return len(found) == len(self.llumlets) and all(one["health"] == "up" for one in found)
 
         await until(are_up)
+
+    async def say(self, *events: Event) -> None:
+        """Put facts into the log as another program would."""
+        log = RedisLog(self.state.redis_url, cluster=CLUSTER, opened_by="test")
+        recorder = Publisher(log, "test", SystemClock().now_ms(), SystemClock())
+        try:
+            for event in events:
+                recorder.record(event)
+            assert await recorder.flush(DEADLINE_S)
+        finally:
+            await log.close()
+
+    async def cli(self, *arguments: str) -> Done:
+        """Run `midstream` against this cluster."""
+        return await cli("--data-dir", str(self.data_dir), *arguments)
 
     # --- processes ---------------------------------------------------------------------------
 

@@ -21,11 +21,10 @@ import redis
 import typer
 
 from midstream.api.cli.client import AdminProblem
-from midstream.api.setting_groups import ClusterGroup
 from midstream.control.events import Entry, MigrationCommitted, MoveDecided, TickElapsed
 from midstream.control.ids import COMMIT_SOURCE
 from midstream.control.replay import verify
-from tests.e2e.helpers import Client, Rig, running
+from tests.e2e.helpers import CLUSTER, Client, Rig, running
 
 SIZES = (400, 90)
 SETTINGS: dict[str, Any] = {
@@ -147,9 +146,8 @@ async def _control_seq(rig: Rig) -> int:
 
 def _commands_given(rig: Rig) -> int:
     """XINFO's `entries-added` counts every entry that a stream ever had."""
-    cluster = ClusterGroup.model_fields["cluster"].default
     with redis.Redis.from_url(rig.state.redis_url) as client:
-        keys = list(client.scan_iter(match=f"midstream:{{{cluster}}}:cmd:*"))
+        keys = list(client.scan_iter(match=f"midstream:{{{CLUSTER}}}:cmd:*"))
         return sum(int(client.xinfo_stream(key)["entries-added"]) for key in keys)
 
 

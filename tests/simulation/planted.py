@@ -41,20 +41,21 @@ BUGS = (
     ),
     Bug(
         name="free before the decision",
-        file="migration/protocol/seat.py",
+        file="migration/protocol/source.py",
         old="    return seat, (*before, SendFinal(run.slot, move.migration, move.state))",
-        new="    return seat, (*before, SendFinal(run.slot, move.migration, move.state), Abort(run.slot))",
+        new="    from midstream.migration.protocol.effects import Abort\n\n"
+        "    return seat, (*before, SendFinal(run.slot, move.migration, move.state), Abort(run.slot))",
     ),
     Bug(
         name="source resumes on its own timer after the final copy",
-        file="migration/protocol/seat.py",
-        old="    return _with_move(seat, run, move), (Send(run.gateway, _reclaim_of(seat, run, move)),)",
+        file="migration/protocol/source.py",
+        old="    return _with_move(seat, run, move), (Send(run.gateway, reclaim_of(seat, run, move)),)",
         new="    return _with_move(seat, run, None), (Thaw(run.slot),)",
     ),
     Bug(
         name="lease forgotten",
-        file="migration/protocol/seat.py",
-        old='    return _free_reservation(seat, "expired")',
+        file="migration/protocol/target.py",
+        old='    return free_reservation(seat, "expired")',
         new="    return seat, ()",
     ),
     Bug(
@@ -75,14 +76,14 @@ class Hunt(msgspec.Struct, frozen=True, kw_only=True):
     violation: str
 
 
-def hunt(bug: Bug, *, seeds: int = SEEDS_MAX, jobs: int = 0) -> Hunt:
+def hunt(bug: Bug, *, first: int = 0, seeds: int = SEEDS_MAX, jobs: int = 0) -> Hunt:
     """Plant a bug in a copy of the tree and simulate until it shows."""
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         tree = Path(folder)
         for part in PARTS:
             shutil.copytree(ROOT / part, tree / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         _plant(tree, bug)
-        return _simulate(tree, bug, seeds, jobs)
+        return _simulate(tree, bug, first, seeds, jobs)
 
 
 def _plant(tree: Path, bug: Bug) -> None:
@@ -93,8 +94,9 @@ def _plant(tree: Path, bug: Bug) -> None:
     path.write_text(text.replace(bug.old, bug.new))
 
 
-def _simulate(tree: Path, bug: Bug, seeds: int, jobs: int) -> Hunt:
-    options = ["--seeds", str(seeds), "--intensity", str(INTENSITY), "--jobs", str(jobs), "--stop-at-first", "--json"]
+def _simulate(tree: Path, bug: Bug, first: int, seeds: int, jobs: int) -> Hunt:
+    numbers = {"--first": first, "--seeds": seeds, "--intensity": INTENSITY, "--jobs": jobs}
+    options = [str(part) for pair in numbers.items() for part in pair] + ["--stop-at-first", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "midstream.api.simulation", *options],
         cwd=tree,
@@ -118,10 +120,13 @@ def _simulate(tree: Path, bug: Bug, seeds: int, jobs: int) -> Hunt:
 
 def main() -> int:
     """Hunt all of them; 0 if each was found."""
-    hunts = [hunt(bug) for bug in BUGS]
-    for one in hunts:
+    missed = 0
+    for bug in BUGS:
+        one = hunt(bug)
+        missed += not one.found
         sys.stdout.write(f"{one.bug}: {'found' if one.found else 'MISSED'} after {one.seeds} seeds  {one.violation}\n")
-    return 0 if all(one.found for one in hunts) else 1
+        sys.stdout.flush()
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
