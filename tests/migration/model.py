@@ -38,6 +38,8 @@ class Config(NamedTuple):
     """The request has no KV yet, so it moves without."""
     is_incremental: bool = True
     """Each step's output is sent once as it comes; otherwise all that is unacknowledged, each time."""
+    keeps_stale: bool = False
+    """Messages stay on their way even when their arrival can change nothing any more."""
 
 
 class Report(NamedTuple):
@@ -127,7 +129,14 @@ class Explorer:
 
     def _try(self, at: int, act: Act) -> str | None:
         world, config = self.worlds[at], self.config
-        scene = Scene(world, self.machines, config.tokens, is_incremental=config.is_incremental, dead=self.dead)
+        scene = Scene(
+            world,
+            self.machines,
+            config.tokens,
+            is_incremental=config.is_incremental,
+            keeps_stale=config.keeps_stale,
+            dead=self.dead,
+        )
         try:
             act.do(scene, *act.args)
             after = scene.world()
@@ -205,14 +214,15 @@ def explore(
 
 # --- what is explored ----------------------------------------------------------------------------
 
-ONE, TWO = ("AB",), ("AB", "BA")
+ONE, TWO, THREE = ("AB",), ("AB", "BA"), ("AB", "BC")
 
 CONFIGS = (
     Config("dispatch, losses", Budget(moves=ONE, losses=1), tokens=1, is_cold=True),
     Config("dispatch, suspicion and late message", Budget(suspicions=1, repeats=1), tokens=1, is_cold=True),
     Config("dispatch, failure and losses", Budget(failures=1, losses=2), tokens=1, is_cold=True),
     Config("move", Budget(moves=ONE)),
-    Config("move, loss", Budget(moves=ONE, losses=1), is_incremental=False),
+    Config("move, all unacknowledged sent each time", Budget(moves=ONE), is_incremental=False),
+    Config("move, loss", Budget(moves=ONE, losses=1), tokens=1),
     Config("move, client goes", Budget(moves=ONE, ends=1), tokens=1),
     Config("move, crash", Budget(moves=ONE, crashes=1), tokens=1),
     Config("move, suspicion", Budget(moves=ONE, suspicions=1), tokens=1),
@@ -224,28 +234,32 @@ CONFIGS = (
     Config("move and back", Budget(moves=TWO), tokens=1),
     Config("move and back, loss", Budget(moves=TWO, losses=1), tokens=1),
     Config("move of a waiting request, failure", Budget(moves=ONE, failures=1), tokens=1, is_waiting=True),
-    Config("two moves over three instances", Budget(moves=("AB", "BC")), instances=3, tokens=1),
+    Config("two moves over three instances", Budget(moves=THREE), instances=3, tokens=1),
 )
 """Small enough for every test run."""
 
 DEEP = (
+    Config(
+        "all stale messages kept: dispatch", Budget(losses=1, suspicions=1), tokens=1, is_cold=True, keeps_stale=True
+    ),
+    Config("all stale messages kept: move", Budget(moves=ONE), tokens=1, keeps_stale=True),
     Config("move, loss, tokens one by one", Budget(moves=ONE, losses=1)),
     Config("move, client goes, two tokens", Budget(moves=ONE, ends=1)),
-    Config("move, suspicion, two tokens", Budget(moves=ONE, suspicions=1)),
     Config("move, loss and late message", Budget(moves=ONE, losses=1, repeats=1), tokens=1),
     Config("move, engine failure and loss", Budget(moves=ONE, failures=1, losses=1), tokens=1),
     Config("move, crash and suspicion", Budget(moves=ONE, crashes=1, suspicions=1), tokens=1),
     Config("move, two suspicions", Budget(moves=ONE, suspicions=2), tokens=1),
     Config("move and back, late message", Budget(moves=TWO, repeats=1), tokens=1),
-    Config("move and back, loss and late message", Budget(moves=TWO, losses=1, repeats=1), tokens=1),
     Config("move and back, crash and loss", Budget(moves=TWO, crashes=1, losses=1), tokens=1),
+    Config("three instances, loss", Budget(moves=THREE, losses=1), instances=3, tokens=1),
+    Config("three instances, crash", Budget(moves=THREE, crashes=1), instances=3, tokens=1),
+    Config("three instances, late message", Budget(moves=THREE, repeats=1), instances=3, tokens=1),
+    Config("three instances, suspicion", Budget(moves=THREE, suspicions=1), instances=3, tokens=1),
+    Config("move and back, loss and late message", Budget(moves=TWO, losses=1, repeats=1), tokens=1),
     Config("move and back, suspicion and loss", Budget(moves=TWO, suspicions=1, losses=1), tokens=1),
-    Config("three instances, loss", Budget(moves=("AB", "BC"), losses=1), instances=3, tokens=1),
-    Config("three instances, crash", Budget(moves=("AB", "BC"), crashes=1), instances=3, tokens=1),
-    Config("three instances, suspicion", Budget(moves=("AB", "BC"), suspicions=1), instances=3, tokens=1),
-    Config("three instances, late message", Budget(moves=("AB", "BC"), repeats=1), instances=3, tokens=1),
+    Config("move, suspicion, two tokens", Budget(moves=ONE, suspicions=1)),
 )
-"""For a quiet hour: two faults, three instances."""
+"""For a quiet hour: two faults, three instances, and nothing taken out."""
 
 
 def main(arguments: list[str]) -> int:

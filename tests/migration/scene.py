@@ -44,6 +44,7 @@ class Scene:
         tokens: int,
         *,
         is_incremental: bool = True,
+        keeps_stale: bool = False,
         dead: dict[Any, dict[Packet, bool]] | None = None,
     ) -> None:
         self.machines = machines
@@ -51,6 +52,7 @@ class Scene:
         """What is known of `is_dead`, by everything it depends on."""
         self.tokens = tokens
         self.is_incremental = is_incremental
+        self.keeps_stale = keeps_stale
         self.ledger, self.last, self.budget = world.ledger, world.last, world.budget
         self.seats = list(world.seats)
         self.engines = list(world.engines)
@@ -273,6 +275,8 @@ class Scene:
     # --- messages that are too late --------------------------------------------------------------
 
     def _living(self, seats: tuple[Seat, ...]) -> frozenset[Packet]:
+        if self.keeps_stale:
+            return frozenset(self.net)
         known = self.dead.setdefault((self.ledger, self.drop_open, seats), {})
         for packet in self.net:
             if packet not in known:
