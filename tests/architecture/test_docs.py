@@ -169,6 +169,16 @@ def test_files_that_are_named_exist(name: str) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_functions_are_where_they_are_said_to_be(name: str) -> None:
+    """`one`, `other` in [`file.py`](path)."""
+    wrong = []
+    for functions, path in re.findall(r"((?:`\w+`,? (?:and )?)+)in \[`[\w./]+\.py`\]\(([\w./-]+)\)", read(name)):
+        code = ((ROOT / name).parent / path).read_text(encoding="utf-8")
+        wrong += [word for word in re.findall(r"`(\w+)`", functions) if f"def {word}(" not in code]
+    assert wrong == []
+
+
 def test_every_folder_with_code_is_on_the_map() -> None:
     text = read("ARCHITECTURE.md")
     folders = {path.parent.relative_to(ROOT) for path in sources() if path.name != "__init__.py"}
