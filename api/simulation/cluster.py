@@ -17,7 +17,8 @@ from midstream.api.simulation.nodes import (
     SimNode,
     World,
 )
-from midstream.api.simulation.workload import CONTROLLERS, GATEWAYS, Arrival, LogOutage, Order, Scenario
+from midstream.api.simulation.watch import Moving
+from midstream.api.simulation.workload import CONTROLLERS, GATEWAYS, Arrival, LogOutage, Order, Scenario, Strike
 from midstream.control.adapters.memory_log import MemoryLogStore
 from midstream.control.errors import Refused
 from midstream.control.events import DrainCancelled, DrainRequested, MoveRequested
@@ -57,6 +58,7 @@ class Cluster:
         clock = VirtualClock(loop, EPOCH_MS)
         network = MemoryNetwork(rng, FaultPlan(scenario.faults))
         self.world = World(network, MemoryLogStore(clock=clock), clock, rng, scenario.bytes_per_ms)
+        self.world.on_phase = self._on_phase
         self.llumlets = {name: LlumletNode(self.world, name, config) for name, config in scenario.engines.items()}
         self.gateways = {name: GatewayNode(self.world, name) for name in GATEWAYS}
         self.controllers = [ControllerNode(self.world, name) for name in CONTROLLERS]
@@ -64,6 +66,8 @@ class Cluster:
         self.admin = AdminNode(self.world)
         self.outcomes = [Outcome(arrival=arrival) for arrival in scenario.arrivals]
         self._began_at = 0.0
+        self._waiting: list[tuple[str, asyncio.Future[Moving]]] = []
+        """Strikes that lie in wait, with the phase they wait for."""
 
     @property
     def nodes(self) -> dict[str, SimNode]:
@@ -77,7 +81,11 @@ class Cluster:
             await node.start()
         await asyncio.sleep(0.3)
         self._began_at = asyncio.get_running_loop().time()
-        nemesis = [*map(self._crash, self.world.network.faults.crashes()), *map(self._outage, self.scenario.outages)]
+        nemesis = [
+            *map(self._crash, self.world.network.faults.crashes()),
+            *map(self._outage, self.scenario.outages),
+            *map(self._strike, self.scenario.strikes),
+        ]
         orders = [self._order(index, order) for index, order in enumerate(self.scenario.orders)]
         clients = [self._client(outcome) for outcome in self.outcomes]
         watcher = asyncio.create_task(self._watch_blocks())
@@ -99,11 +107,46 @@ class Cluster:
     async def _crash(self, fault: Crash) -> None:
         node = self.nodes[fault.node]
         await self._until(fault.at_ms)
+        await self._kill(node)
+        await self._until(fault.until_ms)
+        await node.revive()
+
+    async def _kill(self, node: SimNode) -> None:
         await node.crash()
         if isinstance(node, GatewayNode):
             self._mark_victims(node)
-        await self._until(fault.until_ms)
-        await node.start()
+
+    async def _strike(self, strike: Strike) -> None:
+        """Lie in wait for a move, hit it, and let go."""
+        await self._until(strike.at_ms)
+        moving = await self._next_moving(strike)
+        if moving is None:
+            return
+        hit = [getattr(moving, role) for role in strike.hit]
+        if len(hit) == 1:
+            await self._kill(self.nodes[hit[0]])
+            await asyncio.sleep(strike.for_ms / 1e3)
+            await self.nodes[hit[0]].revive()
+        else:
+            self.world.network.cut(*hit)
+            await asyncio.sleep(strike.for_ms / 1e3)
+            self.world.network.heal(*hit)
+
+    async def _next_moving(self, strike: Strike) -> Moving | None:
+        waiting: asyncio.Future[Moving] = asyncio.get_running_loop().create_future()
+        self._waiting.append((strike.phase, waiting))
+        left_s = self._began_at + strike.until_ms / 1e3 - asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(max(0.0, left_s)):
+                return await waiting
+        except TimeoutError:
+            return None
+
+    def _on_phase(self, moving: Moving) -> None:
+        for phase, waiting in self._waiting:
+            if phase == moving.phase and not waiting.done():
+                waiting.set_result(moving)
+        self._waiting = [(phase, waiting) for phase, waiting in self._waiting if not waiting.done()]
 
     def _mark_victims(self, node: GatewayNode) -> None:
         for outcome in self.outcomes:

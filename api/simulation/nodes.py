@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from midstream.api.gateway.settings import GatewaySettings
-from midstream.api.simulation.watch import WatchedGateway
+from midstream.api.simulation.watch import Moving, WatchedGateway, WatchedLlumlet
 from midstream.api.simulation.workload import LOG
 from midstream.control.adapters.memory_archive import MemoryArchive
 from midstream.control.adapters.memory_log import MemoryLog, MemoryLogStore
@@ -19,7 +19,6 @@ from midstream.control.publisher import Publisher
 from midstream.control.service import Controller
 from midstream.instance.engines.sim.config import SimConfig
 from midstream.instance.engines.sim.engine import SimEngine
-from midstream.instance.llumlet import Llumlet
 from midstream.instance.settings import LlumletSettings
 from midstream.migration.transfers.memory import MemoryTransfer
 from midstream.migration.wires.memory import MemoryNetwork, MemoryWire
@@ -42,6 +41,8 @@ class World:
         self.rng = rng
         self.breaches: list[str] = []
         """What was seen to go wrong while it happened."""
+        self.on_phase: Callable[[Moving], None] = lambda moving: None
+        """Told whenever a move enters a phase at its source."""
 
     def log(self, node: str) -> MemoryLog:
         """A node's own handle on the log, with its share of lost replies."""
@@ -66,6 +67,13 @@ class SimNode:
         self.incarnation = 0
         self.is_up = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._turn = asyncio.Lock()
+
+    async def revive(self) -> None:
+        """Start a new incarnation unless one is up."""
+        async with self._turn:
+            if not self.is_up:
+                await self.start()
 
     async def start(self) -> None:
         """Start a new incarnation."""
@@ -118,7 +126,8 @@ class LlumletNode(SimNode):
         wire = self._wire()
         transfer = MemoryTransfer(self.world.network, wire.node, bytes_per_ms=self.world.bytes_per_ms)
         self.engine = SimEngine(self._config, {transfer.name: transfer})
-        self.llumlet = Llumlet(
+        self.llumlet = WatchedLlumlet(
+            on_phase=self.world.on_phase,
             instance=self.instance,
             engine=self.engine,
             wire=wire,

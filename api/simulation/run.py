@@ -31,7 +31,7 @@ class SeedReport(msgspec.Struct, frozen=True, kw_only=True):
     moves: int
     """Committed hand-overs."""
     faults: int
-    """Planned faults, log outages included."""
+    """Planned faults, log outages and strikes included."""
     facts: int
     digest: str
     violations: tuple[str, ...]
@@ -54,7 +54,7 @@ def play(scenario: Scenario) -> tuple[SeedReport, list[Entry]]:
     report = SeedReport(
         seed=scenario.seed,
         moves=kinds[MigrationCommitted.__name__],
-        faults=len(scenario.faults) + len(scenario.outages),
+        faults=len(scenario.faults) + len(scenario.outages) + len(scenario.strikes),
         facts=len(entries),
         digest=_digest(entries),
         violations=tuple(violations),
@@ -112,6 +112,7 @@ def trace(scenario: Scenario) -> Iterator[str]:
     yield from (f"  ! {line}" for line in report.violations)
     yield from (f"  fault {fault}" for fault in scenario.faults)
     yield from (f"  outage {outage}" for outage in scenario.outages)
+    yield from (f"  strike {strike}" for strike in scenario.strikes)
     for entry in entries:
         event = entry.fact.event
         if not isinstance(event, LoadReported | RequestsReported | TickElapsed):

@@ -1,11 +1,16 @@
-"""What no client can see: whose tokens the ledgers take. Breaches of P01 as the gateway makes them, not as they end."""
+"""What no client can see: whose tokens the ledgers take, and which phase a move is in. The parts are the production
+ones; they are only looked at.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from midstream.api.gateway.gateway import Gateway
 from midstream.control.ids import Node
+from midstream.instance.llumlet import Llumlet
+from midstream.migration.protocol.inputs import Input
 from midstream.migration.protocol.ledger import Ledger
 from midstream.migration.protocol.messages import Adopted, AnyMessage, Tokens
 
@@ -40,3 +45,35 @@ def ownership_breach(before: Ledger, after: Ledger, message: AnyMessage) -> str 
         if before.delivered > known:
             return f"{before.delivered} tokens were delivered, {message.owner} took over at {known}: the source went on"
     return None
+
+
+class Moving(NamedTuple):
+    """A move that has just entered a phase at its source. Nodes by their names."""
+
+    phase: str
+    source: str
+    target: str
+    gateway: str
+
+
+class WatchedLlumlet(Llumlet):
+    """The production llumlet; `on_phase` hears of every phase that a move enters at its source."""
+
+    def __init__(self, *, on_phase: Callable[[Moving], None], **parts: Any) -> None:
+        super().__init__(**parts)
+        self._on_phase = on_phase
+
+    def feed(self, request: str, what: Input) -> None:
+        """See `Llumlet.feed`."""
+        before = self._moving(request)
+        super().feed(request, what)
+        after = self._moving(request)
+        if after is not None and after != before:
+            self._on_phase(after)
+
+    def _moving(self, request: str) -> Moving | None:
+        seat = self.seats.get(request)
+        run = None if seat is None else seat.run
+        if run is None or run.move is None:
+            return None
+        return Moving(run.move.phase, self.wire.node.name, run.move.node.name, run.gateway.name)

@@ -22,6 +22,8 @@ HORIZON_MS = 12_000
 
 HANDOVERS = 2.0
 """At intensity 1, so many times some kinds of message go wrong for a while."""
+STRIKES = 1.0
+"""At intensity 1, so many moves are hit in the middle of it."""
 ISOLATIONS = 0.5
 """At intensity 1, so many nodes are out of reach for long."""
 HANDOVER_KINDS = (
@@ -74,6 +76,18 @@ class LogOutage(msgspec.Struct, frozen=True, kw_only=True):
     is_flush: bool = False
 
 
+class Strike(msgspec.Struct, frozen=True, kw_only=True):
+    """Hits the first move that enters `phase` in a window of time, right then, for a while."""
+
+    at_ms: int
+    until_ms: int
+    phase: str
+    """Of `migration.protocol.seat`: `preparing copying freezing final doubt`."""
+    hit: tuple[str, ...]
+    """One of `source target gateway`: that one crashes. Two: the way between them is cut."""
+    for_ms: int
+
+
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a seed decides before the run begins."""
 
@@ -83,6 +97,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     orders: tuple[Order, ...]
     faults: tuple[Fault, ...]
     outages: tuple[LogOutage, ...]
+    strikes: tuple[Strike, ...]
     bytes_per_ms: float
     """Speed of the links that carry KV: a block has 32 bytes."""
 
@@ -97,6 +112,7 @@ def draw_scenario(seed: int, *, intensity: float = 1.0) -> Scenario:
         orders=tuple(_orders(rng)),
         faults=_faults(rng, intensity),
         outages=tuple(_outages(rng)) if intensity else (),
+        strikes=tuple(_strike(rng) for _ in range(round(STRIKES * intensity))),
         bytes_per_ms=rng.choice([1_000_000.0, 10.0, 2.0]),
     )
 
@@ -180,6 +196,17 @@ def _handover(rng: random.Random) -> Lossy:
         delay_ms=rng.choice([0, 100, 400, 1_500]),
         at_ms=at_ms,
         until_ms=at_ms + length_ms,
+    )
+
+
+def _strike(rng: random.Random) -> Strike:
+    at_ms, length_ms = _window(rng, 1_000, HORIZON_MS)
+    return Strike(
+        at_ms=at_ms,
+        until_ms=at_ms + length_ms,
+        phase=rng.choice(["preparing", "copying", "freezing", "final", "doubt"]),
+        hit=rng.choice([("source",), ("target",), ("source", "target"), ("source", "gateway"), ("target", "gateway")]),
+        for_ms=_window(rng, 50, 6_000)[1],
     )
 
 

@@ -171,7 +171,7 @@ def _draw(rng: random.Random, nodes: list[str], mortal: list[str], horizon_ms: i
     return _make(rng, kind, nodes, mortal, {"at_ms": at_ms, "until_ms": at_ms + length})
 
 
-def _make(rng: random.Random, kind: type[Fault], nodes: list[str], mortal: list[str], window: dict[str, int]) -> Fault:
+def _make(rng: random.Random, kind: type[Fault], nodes: list[str], mortal: list[str], window: dict[str, Any]) -> Fault:
     if kind is Crash:
         return Crash(node=rng.choice(mortal), **window)
     if kind is Slow:
