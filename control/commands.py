@@ -29,11 +29,5 @@ class StartMigration(Command, frozen=True, kw_only=True, tag="StartMigration"):
     target_address: str
 
 
-class CancelMigration(Command, frozen=True, kw_only=True, tag="CancelMigration"):
-    """Give up a move if nothing irreversible has happened yet."""
-
-    migration: str
-    request: str
-
-
-AnyCommand = StartMigration | CancelMigration
+AnyCommand = StartMigration
+"""Every command there is: a union, once there are more."""

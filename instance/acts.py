@@ -42,6 +42,8 @@ from midstream.migration.protocol.seat import (
     ReserveDone,
     ReserveFailed,
     RoundDone,
+    RunEnded,
+    RunLost,
     Seat,
     WorkFailed,
 )
@@ -318,6 +320,17 @@ class Acts:
             return
         took_ms = (llumlet.clock.now_us() - final.frozen_at_us) / 1e3 if final.frozen_at_us else None
         llumlet.feed(request, AdoptDone(final.migration, effect.slot, took_ms))
+        self._tell_early_end(request, effect.slot)
+
+    def _tell_early_end(self, request: str, slot: str) -> None:
+        """The engine may have made the run's last tokens before it answered that the run was adopted."""
+        outbox = self.outboxes.get(slot)
+        if outbox is None or outbox.finish is None:
+            return
+        if outbox.finish.startswith("error:"):
+            self._llumlet.feed(request, RunLost(slot))
+        else:
+            self._llumlet.feed(request, RunEnded(slot))
 
     def _send_adopted(self, seat: Seat, effect: SendAdopted) -> None:
         run, outbox = seat.run, self.outboxes.get(effect.slot)

@@ -21,7 +21,7 @@ from midstream.instance.orders import read_orders
 from midstream.instance.reporter import report_load, report_requests
 from midstream.instance.settings import SEATS_MAX, LlumletSettings
 from midstream.migration.protocol.effects import ResendTokens
-from midstream.migration.protocol.messages import AnyMessage, Gone, Ping, Pong, Rejected, Tokens
+from midstream.migration.protocol.messages import AnyMessage, Ping, Pong, Rejected, Tokens
 from midstream.migration.protocol.seat import (
     Deadline,
     From,
@@ -30,6 +30,7 @@ from midstream.migration.protocol.seat import (
     LeaseExpired,
     Nudge,
     Rules,
+    Run,
     RunEnded,
     RunLost,
     Seat,
@@ -118,8 +119,14 @@ class Llumlet:
     def _hand_back(self) -> None:
         for seat in list(self.seats.values()):
             if seat.run is not None:
-                gone = Gone(request=seat.request, owner=self.me, epoch=seat.run.epoch)
-                self.wire.send(seat.run.gateway, gone)
+                refusal = Rejected(
+                    request=seat.request,
+                    owner=self.me,
+                    epoch=seat.run.epoch,
+                    code="stopping",
+                    reason="the instance ends",
+                )
+                self.wire.send(seat.run.gateway, refusal)
 
     def register(self) -> None:
         """Say who we are. Said again when the log lost its memory."""
@@ -197,9 +204,14 @@ class Llumlet:
     def _output(self, output: Output) -> None:
         request = self.acts.request_of(output.slot)
         seat = self.seats.get(request) if request is not None else None
-        run = seat.run if seat is not None else None
-        if seat is None or run is None or run.slot != output.slot:
+        if seat is None:
             return
+        if seat.run is not None and seat.run.slot == output.slot:
+            self._run_output(seat, seat.run, output)
+        elif seat.reservation is not None and seat.reservation.slot == output.slot:
+            self.acts.outboxes[output.slot].add(output, self.now)
+
+    def _run_output(self, seat: Seat, run: Run, output: Output) -> None:
         if output.finish is not None and output.finish.startswith("error:"):
             code = output.finish.removeprefix("error:")
             self.refuse_run(seat.request, run.slot, run.epoch, run.gateway, code, "the engine gave up on it")
@@ -210,18 +222,16 @@ class Llumlet:
             self.refuse_run(seat.request, run.slot, run.epoch, run.gateway, "engine_failed", str(hole))
             return
         if run.is_confirmed:
-            self.wire.send(
-                run.gateway,
-                Tokens(
-                    request=seat.request,
-                    owner=self.me,
-                    epoch=run.epoch,
-                    first=output.first,
-                    ids=output.ids,
-                    logprobs=output.logprobs,
-                    finish=output.finish,
-                ),
+            tokens = Tokens(
+                request=seat.request,
+                owner=self.me,
+                epoch=run.epoch,
+                first=output.first,
+                ids=output.ids,
+                logprobs=output.logprobs,
+                finish=output.finish,
             )
+            self.wire.send(run.gateway, tokens)
         if output.finish is not None:
             self.feed(seat.request, RunEnded(output.slot))
 

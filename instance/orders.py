@@ -6,12 +6,12 @@ import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from midstream.control.commands import CancelMigration, Command, StartMigration
+from midstream.control.commands import Command, StartMigration
 from midstream.control.errors import LogUnavailable
 from midstream.control.events import CommandRefused
 from midstream.control.ids import Node
 from midstream.instance.settings import COMMANDS_SEEN_MAX
-from midstream.migration.protocol.seat import Start, Stop
+from midstream.migration.protocol.seat import Start
 
 if TYPE_CHECKING:
     from midstream.instance.llumlet import Llumlet
@@ -44,18 +44,16 @@ def _obey(llumlet: Llumlet, command: Command, seen: OrderedDict[str, None]) -> N
     seen[command.id] = None
     while len(seen) > COMMANDS_SEEN_MAX:
         seen.popitem(last=False)
-    assert isinstance(command, StartMigration | CancelMigration)
+    assert isinstance(command, StartMigration)
     if command.incarnation != llumlet.me.incarnation:
         _refuse(llumlet, command, "wrong_incarnation", f"this is {llumlet.me}")
     elif llumlet.clock.now_ms() > command.deadline_ms:
         _refuse(llumlet, command, "expired", "the command came after its deadline")
-    elif isinstance(command, StartMigration):
+    else:
         target = Node(f"llumlet/{command.target.instance}", command.target.incarnation, command.target_address)
         llumlet.feed(command.request, Start(command, target))
-    else:
-        llumlet.feed(command.request, Stop(command))
 
 
-def _refuse(llumlet: Llumlet, command: StartMigration | CancelMigration, code: str, reason: str) -> None:
+def _refuse(llumlet: Llumlet, command: StartMigration, code: str, reason: str) -> None:
     fact = CommandRefused(migration=command.migration, owner=llumlet.me, code=code, reason=reason)
     llumlet.recorder.record(fact)

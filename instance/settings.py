@@ -41,6 +41,8 @@ class LlumletSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.plan.stop_max_ms >= self.decision_ms:
             raise BadInput("the pause budget (plan.stop_max_ms) must be shorter than decision_ms")
+        if self.lease_ms >= self.seat_memory_ms:
+            raise BadInput("a seat must remember the epochs it has seen (seat_memory_ms) for longer than lease_ms")
         if self.decision_ms >= self.lease_ms:
             raise BadInput("decision_ms must be shorter than lease_ms")
 

@@ -32,11 +32,11 @@ SCHEMES: Final = ("redis", "rediss", "unix")
 
 
 def command_settings() -> dict[str, Any]:
-    """Options of clients that write or ask: no retry (R2), bounded waits."""
+    """Options of clients that write or ask: no retry (R2); `COMMAND_TIMEOUT_S` is kept by the caller (R4)."""
     return {
         "max_connections": COMMAND_CONNECTIONS_MAX,
         "timeout": POOL_WAIT_S,
-        "socket_timeout": COMMAND_TIMEOUT_S,
+        "socket_timeout": None,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "retry": Retry(NoBackoff(), 0),
         "retry_on_timeout": False,
@@ -49,10 +49,9 @@ def command_settings() -> dict[str, Any]:
 
 
 def reader_settings() -> dict[str, Any]:
-    """Options of clients that block in reads: no socket timeout (R4); the caller's own deadline ends a dead read."""
+    """Options of clients that block in reads: the caller's own deadline ends a dead read."""
     return command_settings() | {
         "max_connections": READER_CONNECTIONS_MAX,
-        "socket_timeout": None,
         "client_name": "midstream-reader",
     }
 

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from midstream.control.adapters.redis_client import (
     BLOCK_MS_MAX,
+    COMMAND_TIMEOUT_S,
     READ_GRACE_S,
     command_client,
     reader_client,
@@ -258,7 +259,7 @@ class RedisLog:
 
     async def _ask(self, *words: Any, client: Redis | None = None) -> Any:
         try:
-            return await _execute(client or self._client, *words)
+            return await (_execute(self._client, *words) if client is None else _call(client, *words))
         except (RedisError, OSError) as error:
             raise unavailable(error, self._url) from error
 
@@ -268,6 +269,15 @@ class RedisLog:
 
 
 async def _execute(client: Redis, *words: Any) -> Any:
+    """One command, bounded here: the client's own bound on sending loses a cancellation (Python 3.11's `wait_for`)."""
+    try:
+        async with asyncio.timeout(COMMAND_TIMEOUT_S):
+            return await _call(client, *words)
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {COMMAND_TIMEOUT_S:g} s") from None
+
+
+async def _call(client: Redis, *words: Any) -> Any:
     return await client.execute_command(*words)  # type: ignore[no-untyped-call]
 
 

@@ -125,7 +125,7 @@ def _committed(state: State, fact: Fact, event: MigrationCommitted) -> None:
         )
         place(state, moved)
     move = state.migrations.get(event.migration)
-    if move is not None and move.stage != "released":
+    if move is not None:
         _close(state, move, "committed")
         _readmit_pair(state, move)
 
@@ -140,13 +140,12 @@ def _reclaimed(state: State, fact: Fact, event: MigrationReclaimed) -> None:
 
 
 def _released(state: State, fact: Fact, event: MigrationReleased) -> None:
-    """The move is over. Said before the gateway's word came, it leaves the request moving until that does: its epoch
-    and owner are still those of before, and a second move decided on them could only be refused.
+    """The source freed its copy. Only the gateway's word tells whether the move succeeded, and it may come later: until
+    then the move stays open, as epoch and owner of the request are still those of before.
     """
     move = state.migrations.get(event.migration)
-    if move is not None and (move.is_open or move.stage == "committed"):
+    if move is not None and move.stage == "committed":
         state.migrations[move.migration] = replace(move, stage="released", stage_at_ms=state.last_tick_ms)
-        operations.succeed(state, move.operation)
 
 
 def _aborted(state: State, fact: Fact, event: MigrationAborted) -> None:

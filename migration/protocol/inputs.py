@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from midstream.control.commands import CancelMigration, StartMigration
+from midstream.control.commands import StartMigration
 from midstream.control.ids import Node
 from midstream.migration.protocol.messages import (
     Acknowledge,
@@ -50,12 +50,6 @@ class Start(msgspec.Struct, frozen=True):
     command: StartMigration
     node: Node
     """The target's llumlet."""
-
-
-class Stop(msgspec.Struct, frozen=True):
-    """A command to give a move up."""
-
-    command: CancelMigration
 
 
 class ReserveDone(msgspec.Struct, frozen=True):
@@ -151,7 +145,6 @@ class GatewayLost(msgspec.Struct, frozen=True):
 Input = (
     From
     | Start
-    | Stop
     | ReserveDone
     | ReserveFailed
     | RoundDone

@@ -34,7 +34,6 @@ from midstream.migration.protocol.inputs import (
     RunEnded,
     RunLost,
     Start,
-    Stop,
     WorkFailed,
 )
 from midstream.migration.protocol.messages import (
@@ -104,7 +103,6 @@ __all__ = [
     "Seat",
     "Start",
     "Step",
-    "Stop",
     "WorkFailed",
     "step",
 ]
@@ -117,8 +115,6 @@ def step(seat: Seat, what: Input, rules: Rules) -> Step:
             return _message(seat, what.sender, what)
         case Start():
             return start(seat, what, rules)
-        case Stop():
-            return give_up(seat, what.command.migration, "cancelled", "cancelled by command")
         case ReserveDone():
             return reserve_done(seat, what)
         case ReserveFailed():

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from midstream.control.adapters.local_valkey import LocalValkey
-from midstream.control.commands import CancelMigration, Command
+from midstream.control.commands import Command, StartMigration
 from midstream.control.errors import BadInput, CommitConflict, GenerationChanged
 from midstream.control.events import Entry, Fact, GenerationOpened, TaskFailed
-from midstream.control.ids import START, Position
+from midstream.control.ids import START, Owner, Position
 from midstream.control.ports import FactLog
 from tests.contracts.log_rigs import FakeRedisRig, MemoryRig, Rig, ValkeyRig
 
@@ -56,8 +56,16 @@ def fact(number: int, source: str = "llumlet/a") -> Fact:
 
 
 def order(number: int, instance: str = "a") -> Command:
-    return CancelMigration(
-        id=f"m-1-1-{number}/cancel", instance=instance, incarnation=1, deadline_ms=9, migration="m", request="r"
+    return StartMigration(
+        id=f"m-1-1-{number}/start",
+        instance=instance,
+        incarnation=1,
+        deadline_ms=9,
+        migration="m",
+        request="r",
+        epoch=2,
+        target=Owner("b", 1),
+        target_address="tcp://127.0.0.1:1",
     )
 
 

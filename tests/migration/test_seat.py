@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstream.control.commands import CancelMigration, StartMigration
+from midstream.control.commands import StartMigration
 from midstream.control.events import CommandRefused, MigrationAborted, MigrationReleased, ReservationEnded
 from midstream.control.ids import Node, Owner
 from midstream.migration.protocol import effects as fx
@@ -121,7 +121,6 @@ def drop(epoch: int) -> From:
 
 FROZEN = inputs.FreezeDone("m1", SLOT, run_state(10, 11))
 CANCEL = by(A, msg.Cancel(request=REQUEST, migration="m1"))
-STOP = inputs.Stop(CancelMigration(id="x", instance="A", incarnation=1, deadline_ms=0, migration="m1", request=REQUEST))
 RUN = (by_gateway(dispatch(A, 2)),)
 PREPARING = (*RUN, start())
 COPYING = (*PREPARING, prepared())
@@ -295,11 +294,8 @@ def test_P08_M1_F6_a_late_prepared_is_cancelled_at_once() -> None:
     [
         inputs.Deadline("m1"),
         inputs.WorkFailed("m1", "transfer_failed", ""),
-        inputs.Stop(
-            CancelMigration(id="x", instance="A", incarnation=1, deadline_ms=0, migration="m1", request=REQUEST)
-        ),
     ],
-    ids=["deadline", "work failed", "command"],
+    ids=["deadline", "work failed"],
 )
 def test_P10_M3_F5_before_final_the_source_gives_up_by_itself_and_goes_on(phase: tuple[Any, ...], what: Any) -> None:
     seat, effects = play(source(*phase), what)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from midstream.control.commands import CancelMigration, StartMigration
+from midstream.control.commands import StartMigration
 from midstream.control.ids import Owner
 from midstream.migration.protocol import effects as fx
 from midstream.migration.protocol import messages as msg
@@ -61,9 +61,6 @@ def every_local_input() -> list[Any]:
         slot = f"{REQUEST}/{migration}"
         found += [_start(migration, epoch, target) for epoch, target in product((2, 3, 4), (A, B, C))]
         found += [
-            inputs.Stop(
-                CancelMigration(id="", instance="A", incarnation=1, deadline_ms=0, migration=migration, request=REQUEST)
-            ),
             inputs.ReserveDone(migration, slot, reserved),
             inputs.ReserveFailed(migration, "x", ""),
             inputs.RoundDone(migration, report, 1.0),
