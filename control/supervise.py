@@ -35,7 +35,9 @@ class Supervisor:
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run one coroutine to its end."""
-        return self._start(name, self._once(name, work))
+        task = self._start(name, self._once(name, work))
+        task.add_done_callback(lambda _: work.close())  # a task that was cancelled before it began never awaited it
+        return task
 
     async def stop(self) -> None:
         """Cancel everything and wait until it is gone.

@@ -124,6 +124,7 @@ class Acts:
             await work
 
         task = self._llumlet.tasks.spawn(f"slot {slot}", turn())
+        task.add_done_callback(lambda _: work.close())
         self._chains[slot] = task
         task.add_done_callback(lambda done: self._chained(slot, done))
 

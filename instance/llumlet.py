@@ -186,9 +186,16 @@ class Llumlet:
             self._empty_since.setdefault(seat.request, self.now)
         else:
             self._empty_since.pop(seat.request, None)
+            self._watch_gateway_of(seat)
             self.activity.set()
         if seat.run is not None:
             self.acts.acknowledge(seat.run.slot, seat.run.acknowledged)
+
+    def _watch_gateway_of(self, seat: Seat) -> None:
+        """Its lease runs from here on, also if it never speaks to us: it may have died before."""
+        for holding in (seat.run, seat.reservation):
+            if holding is not None:
+                self._gateways.setdefault(holding.gateway, self.now)
 
     def refuse_run(self, request: str, slot: str, epoch: int, gateway: Node, code: str, reason: str) -> None:
         """The engine will not or cannot go on with a run: tell its gateway and forget it."""
