@@ -38,7 +38,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)
         ("MIDSTREAM_GATWAY_PORT", "1", "did you mean MIDSTREAM_GATEWAY_PORT?"),
         ("MIDSTREAM_GATEWAY_PORT", "99999", "MIDSTREAM_GATEWAY_PORT"),
         ("MIDSTREAM_ADMIN_PORT", "many", "MIDSTREAM_ADMIN_PORT"),
-        ("MIDSTREAM_DISPATCH_POLICY", "coin_flip", "coin_flip"),
         ("MIDSTREAM_LEASE_MS", "5", "lease"),
     ],
 )
@@ -47,7 +46,7 @@ async def test_P29_a_bad_setting_is_one_line_and_nothing_was_begun(
 ) -> None:
     ports = ("--gateway-port", "0", "--admin-port", "0") if "PORT" not in name else ()
     done = await cli("--data-dir", str(tmp_path / "data"), "up", *ports, **{name: value})
-    done.assert_one_line(FAILED if name == "MIDSTREAM_DISPATCH_POLICY" else BAD_INPUT, told)
+    done.assert_one_line(BAD_INPUT, told)
     assert left_in(tmp_path) == []
 
 
