@@ -353,6 +353,9 @@ class Gateway:
             ledger = live.ledger
             if now - live.gaps.admitted_at >= s.request_ms / 1e3:
                 self.fail(live, "deadline", f"not finished within {s.request_ms / 1e3:.0f} s")
+            elif not self.peers.is_current(ledger.owner):
+                # Superseded before it became the owner: by a late hand-over, or a choice from a fold that lagged.
+                self.feed(live, OwnerLost(ledger.owner))
             elif ledger.phase == "dispatching" and now - live.sent_at >= s.repeat_ms / 1e3:
                 self._send_dispatch(live)
             elif ledger.phase == "running" and now - max(live.heard_at, live.sent_at) >= s.quiet_ms / 1e3:
