@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -106,6 +106,17 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
             policies.dispatch_policy(name).params({param: value})
         else:
             policies.move_policy(name).params({param: value})
+
+
+def each_once(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """A history without its repeats: what a source said again after the log had lost its memory counts once."""
+    seen: set[tuple[str, int, int]] = set()
+    for entry in entries:
+        fact = entry.fact
+        identity = (fact.source, fact.incarnation, fact.source_seq)
+        if identity not in seen:
+            seen.add(identity)
+            yield entry
 
 
 class _Replay:

@@ -18,7 +18,7 @@ from midstream.control.events import (
     RequestFailed,
     TaskFailed,
 )
-from midstream.control.replay import verify
+from midstream.control.replay import each_once, verify
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,12 +45,13 @@ def audit(store: ArchiveStore) -> Audit:
     """Read the whole archive once and derive every decision again."""
     entries = list(store.iterate())
     report = verify(entries)
-    events = [entry.fact.event for entry in entries]
+    once = list(each_once(entries))
+    events = [entry.fact.event for entry in once]
     measured = [event for event in events if isinstance(event, DowntimeMeasured)]
     adopted = [event.freeze_to_adopt_ms for event in events if isinstance(event, MigrationAdopted)]
     return Audit(
-        facts=len(entries),
-        moves_by_reason=_moves_by_reason(entries),
+        facts=len(once),
+        moves_by_reason=_moves_by_reason(once),
         refused_by_code=dict(
             Counter(event.code for event in events if isinstance(event, MigrationAborted | MoveRejected))
         ),

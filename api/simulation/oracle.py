@@ -22,7 +22,7 @@ from midstream.control.events import (
 )
 from midstream.control.fold import fold
 from midstream.control.ids import START
-from midstream.control.replay import verify
+from midstream.control.replay import each_once, verify
 from midstream.instance.engines.sim.reference import reference_output
 
 HISTORY_PAGE = 10_000
@@ -88,7 +88,7 @@ def _log(cluster: Cluster, entries: list[Entry]) -> Iterable[str]:
     """P01, P04, P14, P18 as the log shows them."""
     ends: Counter[str] = Counter()
     flips: Counter[tuple[str, int]] = Counter()
-    for entry in _each_fact_once(entries):
+    for entry in each_once(entries):
         match entry.fact.event:
             case RequestFinished() | RequestCancelled() | RequestFailed() as event:
                 ends[event.request] += 1
@@ -112,7 +112,7 @@ def _decisions(entries: list[Entry]) -> Iterable[str]:
     """
     open_moves: dict[str, tuple[str, int]] = {}
     answers: Counter[str] = Counter()
-    for entry in _each_fact_once(entries):
+    for entry in each_once(entries):
         match entry.fact.event:
             case StateCarried() as event:
                 known = decode_state(event.state.encode()).migrations.values()
@@ -144,17 +144,6 @@ def _folds(cluster: Cluster) -> Iterable[str]:
     open_moves = [move.migration for move in state.migrations.values() if move.is_open]
     if open_moves:
         yield f"P10 moves without an outcome: {', '.join(open_moves)}"
-
-
-def _each_fact_once(entries: Iterable[Entry]) -> Iterable[Entry]:
-    """The history holds what was said again after the log lost its memory; a fact's identity tells."""
-    seen: set[tuple[str, int, int]] = set()
-    for entry in entries:
-        fact = entry.fact
-        identity = (fact.source, fact.incarnation, fact.source_seq)
-        if identity not in seen:
-            seen.add(identity)
-            yield entry
 
 
 def _repeats(entries: list[Entry]) -> Iterable[str]:
