@@ -124,7 +124,7 @@ def step(seat: Seat, what: Input, rules: Rules) -> Step:
         case WorkFailed():
             return work_failed(seat, what)
         case FreezeDone():
-            return freeze_done(seat, what)
+            return freeze_done(seat, what, rules)
         case AdoptDone():
             return adopt_done(seat, what)
         case AdoptFailed():

@@ -193,7 +193,7 @@ def work_failed(seat: Seat, what: WorkFailed) -> Step:
     return seat, (*thaw, *effects)
 
 
-def freeze_done(seat: Seat, what: FreezeDone) -> Step:
+def freeze_done(seat: Seat, what: FreezeDone, rules: Rules) -> Step:
     seat = _freeze_over(seat, what.migration)
     found = _moving(seat, what.migration)
     if found is None:
@@ -207,11 +207,12 @@ def freeze_done(seat: Seat, what: FreezeDone) -> Step:
     seat = _with_move(seat, run, move)
     if state.blocks > room:
         return give_up(seat, move.migration, "outgrew", f"the request outgrew {room} reserved blocks")
+    progress = replace(move.progress, blocks_left=max(left, 0))
     fact = RequestFrozen(
         migration=move.migration,
         tokens=len(state.spec.prompt) + len(state.outputs),
         blocks_left=max(left, 0),
-        predicted_stop_ms=0.0,
+        predicted_stop_ms=predicted_stop_ms(progress, rules.block_bytes, rules.round_trip_ms),
     )
     if left <= 0:
         return _send_final(seat, run, move, Record(fact))
