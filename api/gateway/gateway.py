@@ -117,10 +117,7 @@ class Gateway:
 
     def admit(self, spec: RequestSpec) -> Live:
         """Take a request on and dispatch it. Raises `Refused`, see `api.gateway.port.TextGateway`."""
-        if self.is_closing:
-            raise Refused("draining", "the gateway is shutting down")
-        if len(self.live) >= self.settings.requests_max:
-            raise Refused("overloaded", f"{len(self.live)} requests are in flight")
+        self._check_open()
         if spec.request in self.live or spec.request in self._tombstones:
             raise Refused("duplicate", f"request {spec.request} exists already")
         live = Live(spec, self, self.now)
@@ -131,6 +128,20 @@ class Gateway:
         self._activity.set()
         self._dispatch(live, choice, "new")
         return live
+
+    def check(self) -> None:
+        """Raises `Refused` as `admit` would for any request now: `draining`, `overloaded`, `no_capacity`."""
+        self._check_open()
+        silent = self.peers.silent()
+        views = self.follower.state.instances
+        if not any(view.is_dispatchable and name not in silent for name, view in views.items()):
+            raise Refused("no_capacity", "no instance takes requests right now")
+
+    def _check_open(self) -> None:
+        if self.is_closing:
+            raise Refused("draining", "the gateway is shutting down")
+        if len(self.live) >= self.settings.requests_max:
+            raise Refused("overloaded", f"{len(self.live)} requests are in flight")
 
     def cancel(self, live: Live, cause: str) -> None:
         """End a request for its client; `cause` as in `api.gateway.port.Stream.cancel`."""
