@@ -176,7 +176,7 @@ def _wait_archived(database_url: str, position: str, deadline: float) -> None:
 
 def _compare(settings: Settings, rows: Sequence[TraceRow], sent: Sequence[Sent]) -> list[str]:
     """Every stream against the run that nothing ever happened to."""
-    config = SimConfig(model=settings.model)
+    config = SimConfig(model=settings.served_model)
     wrong = []
     for one, row in zip(sent, rows, strict=True):
         sampling = Sampling(max_tokens=row.output_tokens, temperature=1.0, seed=SEED + one.row, ignore_eos=True)
