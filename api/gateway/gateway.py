@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Sequence
 
 import structlog
-from midstream.control.follower import Follower
 
 from midstream.api.gateway.live import Live, Seam
 from midstream.api.gateway.peers import Peers
@@ -31,6 +30,7 @@ from midstream.control.events import (
     RequestFailed,
     RequestFinished,
 )
+from midstream.control.follower import Follower
 from midstream.control.ids import Node, Owner
 from midstream.control.policies import DispatchChoice, DispatchWanted, choose
 from midstream.control.ports import Clock, Recorder
@@ -129,12 +129,14 @@ class Gateway:
         self._dispatch(live, choice, "new")
         return live
 
-    def check(self) -> None:
-        """Raises `Refused` as `admit` would for any request now: `draining`, `overloaded`, `no_capacity`."""
+    def check(self, model: str | None = None) -> None:
+        """Raises `Refused` as `admit` would for any request for the model: `draining`, `overloaded`, `no_capacity`."""
         self._check_open()
         silent = self.peers.silent()
-        views = self.follower.state.instances
-        if not any(view.is_dispatchable and name not in silent for name, view in views.items()):
+        if not any(
+            view.is_dispatchable and name not in silent and model in {None, view.fingerprint.model}
+            for name, view in self.follower.state.instances.items()
+        ):
             raise Refused("no_capacity", "no instance takes requests right now")
 
     def _check_open(self) -> None:
@@ -327,6 +329,7 @@ class Gateway:
                 prompt_tokens=len(spec.prompt) + len(live.ids),
                 output_tokens_max=spec.sampling.max_tokens - len(live.ids),
                 priority=spec.priority,
+                model=spec.model or None,
                 exclude=exclude | self.peers.silent(),
             )
             choice = choose(state, wanted, self.peers.in_flight(), self._turn)

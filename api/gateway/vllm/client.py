@@ -24,6 +24,14 @@ TASKS: Final[tuple[SupportedTask, ...]] = ("generate",)
 logger = structlog.get_logger(__name__)
 
 
+class CheckedGateway(TextGateway, Protocol):
+    """A gateway's core that can say beforehand whether it takes requests."""
+
+    def check(self, model: str | None = None) -> None:
+        """Raises `Refused` as `admit` would for any request for the model now."""
+        ...
+
+
 class Frontend(Protocol):
     """What the client tells the part of vLLM above it, besides outputs."""
 
@@ -54,23 +62,28 @@ class Running:
 
 
 class GatewayClient(EngineCoreClient):
-    """vLLM's client interface over a `TextGateway`. `frontend` is bound before the first request."""
+    """vLLM's client interface over a gateway, for one model. `frontend` is bound before the first request."""
 
-    def __init__(self, gateway: TextGateway) -> None:
+    def __init__(self, gateway: CheckedGateway, model: str) -> None:
         self.frontend: Frontend
         self.resources = Resources()
         self.engine_ranks_managed = [0]
         self._gateway = gateway
+        self._model = model
         self._running: dict[str, Running] = {}
         self._outputs: list[EngineCoreOutput] = []
         self._news = asyncio.Event()
+
+    def check(self) -> None:
+        """Raises `Refused` if the gateway would admit no request for this model now."""
+        self._gateway.check(self._model)
 
     # --- requests ----------------------------------------------------------------------------
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         """Admit it. Raises vLLM's own errors for a refusal, after which vLLM knows nothing of the request."""
         try:
-            spec = spec_of(request)
+            spec = spec_of(request, self._model)
             stream = self._gateway.admit(spec)
         except Refused as refused:
             self.frontend.forget(request.request_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -12,7 +11,7 @@ from starlette.routing import Mount
 
 from midstream.api.auth import Keyring
 from midstream.api.closing import closing_of
-from midstream.api.gateway.port import TextGateway
+from midstream.api.gateway.vllm.client import CheckedGateway
 from midstream.api.gateway.vllm.errors import problem_response
 from midstream.api.gateway.vllm.front import Front, Limits
 from midstream.api.gateway.vllm.served import ServedModel
@@ -24,14 +23,6 @@ from midstream.control.errors import BadInput
 
 BODY_BYTES_MAX = 8 * 1024 * 1024
 OPEN_MAX = 2_048
-
-
-class CheckedGateway(TextGateway, Protocol):
-    """A gateway's core that can say beforehand whether it takes requests."""
-
-    def check(self) -> None:
-        """Raises `Refused` as `admit` would for any request now."""
-        ...
 
 
 class FaceConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +75,7 @@ async def serve_vllm_face(gateway: CheckedGateway, config: FaceConfig, host: str
     """
     keyring = Keyring(config.keys, host=host)
     check_vllm(any_version=config.any_version)
-    models = [await asyncio.to_thread(ServedModel, flags, gateway, gateway.check) for flags in config.models]
+    models = [await asyncio.to_thread(ServedModel, flags, gateway) for flags in config.models]
     names = [name for model in models for name in model.names]
     if len(set(names)) != len(names) or not names:
         raise BadInput(f"every served model needs a name of its own, got {', '.join(names) or 'none'}")

@@ -8,13 +8,15 @@ from typing import Any, Final, Protocol
 
 import msgspec
 import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from midstream.api.auth import Keyring
 from midstream.api.closing import Closing
 from midstream.api.gateway.vllm.errors import RETRY_AFTER_S, problem_response
+from midstream.api.gateway.vllm.metrics import FrontMetrics, Together
 from midstream.api.problems import Problem
 
 PATHS: Final[Mapping[str, str | None]] = {
@@ -49,6 +51,9 @@ class Model(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def metrics(self) -> CollectorRegistry: ...
 
     async def cards(self) -> list[Any]: ...
 
@@ -90,8 +95,11 @@ class Front:
         self._closing = closing
         self._name = name
         self._count = 0
-        self.open = 0
-        """Requests being answered now."""
+        self._open = 0
+        self._metrics = FrontMetrics()
+        self._metrics.open.set_function(lambda: self._open)
+        everything = (self._metrics.registry, *(model.metrics for model in models), REGISTRY)
+        self._exposition = Together(everything)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -100,20 +108,21 @@ class Front:
         headers = MutableHeaders(scope=scope)
         call = Call(scope, send, self._id_of(headers))
         headers[REQUEST_ID] = call.id
-        self.open += 1
+        self._open += 1
         try:
             await self._handle(call, headers, receive)
         except Problem as problem:
             await problem_response(problem, getattr(problem, "param", None))(scope, receive, call.send)
         finally:
-            self.open -= 1
+            self._open -= 1
+            self._metrics.answered.labels(call.outcome).inc()
 
     async def _handle(self, call: Call, headers: Headers, receive: Receive) -> None:
         path = call.scope["path"]
         self._let_in(path, headers)
-        if path == "/v1/models" and call.scope["method"] == "GET":
-            cards = [card for model in self._all for card in await model.cards()]
-            await JSONResponse({"object": "list", "data": cards})(call.scope, receive, call.send)
+        own = await self._own_answer(path) if call.scope["method"] == "GET" else None
+        if own is not None:
+            await own(call.scope, receive, call.send)
             return
         model = self._all[0]
         if call.scope["method"] == "POST":
@@ -122,6 +131,15 @@ class Front:
             model = self._models.get(peek.model, model) if isinstance(peek.model, str) else model
             receive = Replay(body, receive)
         await call.run(model.app, receive)
+
+    async def _own_answer(self, path: str) -> Response | None:
+        """Of the paths that are about all models."""
+        if path == "/v1/models":
+            cards = [card for model in self._all for card in await model.cards()]
+            return JSONResponse({"object": "list", "data": cards})
+        if path == "/metrics":
+            return Response(generate_latest(self._exposition), media_type=CONTENT_TYPE_LATEST)
+        return None
 
     def _let_in(self, path: str, headers: Headers) -> None:
         """Raises `Problem`. Unknown paths are refused before vLLM's application sees them."""
@@ -136,7 +154,7 @@ class Front:
                 raise Problem(400, "forbidden_header", f"the header {name} is not for clients")
         if self._closing.has_begun:
             raise Problem(503, "server_closing", "the server is shutting down")
-        if self.open > self._limits.open_max:
+        if self._open > self._limits.open_max:
             raise Problem(429, "overloaded", "too many requests are open")
 
     def _id_of(self, headers: Headers) -> str:
@@ -152,17 +170,23 @@ class Call:
         self.id = request_id
         self._send = send
         self._is_stream = False
-        self._has_begun = False
+        self._status = 0
         self._has_ended = False
+        self._is_broken = False
+
+    @property
+    def outcome(self) -> str:
+        """`2xx`, `4xx`, …; `broken` if the client did not get it all."""
+        return f"{self._status // 100}xx" if self._has_ended and not self._is_broken else "broken"
 
     async def send(self, message: Message) -> None:
         """Pass on, with the request's id, and a hint to busy clients."""
         if message["type"] == "http.response.start":
-            self._has_begun = True
+            self._status = message["status"]
             headers = MutableHeaders(scope=message)
             headers[REQUEST_ID] = self.id
             self._is_stream = headers.get("content-type", "").startswith("text/event-stream")
-            if message["status"] in _BUSY:
+            if self._status in _BUSY:
                 headers.setdefault("retry-after", str(RETRY_AFTER_S))
         elif message["type"] == "http.response.body" and not message.get("more_body", False):
             self._has_ended = True
@@ -176,8 +200,9 @@ class Call:
             logger.error("request failed", request=self.id, error=repr(error), exc_info=error)
             if self._has_ended:
                 return
-            if not self._has_begun:
+            if not self._status:
                 raise Problem(500, "internal_error", "the server failed; see its log") from error
+            self._is_broken = True
             if self._is_stream:
                 await self.send({"type": "http.response.body", "body": LAST_EVENT})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from vllm.config import VllmConfig
 from vllm.renderers import renderer_from_config
@@ -17,9 +17,6 @@ from midstream.api.gateway.vllm.client import GatewayClient
 from midstream.api.gateway.vllm.errors import error_of_refusal
 from midstream.control.errors import Refused
 
-Check = Callable[[], None]
-"""Raises `Refused` if the gateway would admit no request now."""
-
 
 class GatewayLLM(AsyncLLM):
     """Everything of `AsyncLLM` but its engine.
@@ -28,7 +25,7 @@ class GatewayLLM(AsyncLLM):
     client it is given.
     """
 
-    def __init__(self, vllm_config: VllmConfig, client: GatewayClient, check: Check, *, log_requests: bool) -> None:
+    def __init__(self, vllm_config: VllmConfig, client: GatewayClient, *, log_requests: bool) -> None:
         self.vllm_config = vllm_config
         self.model_config = vllm_config.model_config
         self.scheduler_config = vllm_config.scheduler_config
@@ -57,7 +54,6 @@ class GatewayLLM(AsyncLLM):
         self._profile_lock = asyncio.Lock()
         self._profile_session_guard_enabled = True
         self._profile_session_active = False
-        self._check = check
 
     # --- what vLLM's application asks --------------------------------------------------------
 
@@ -65,7 +61,7 @@ class GatewayLLM(AsyncLLM):
         """vLLM asks this before it begins a response: a refusal still becomes an HTTP status. Raises vLLM's errors."""
         super().check_admission(n, request_id)
         try:
-            self._check()
+            self.engine_core.check()
         except Refused as refused:
             raise error_of_refusal(refused) from refused
 
@@ -73,7 +69,7 @@ class GatewayLLM(AsyncLLM):
         """Raises `EngineDeadError` while no request would be admitted: `/health` answers 503."""
         await super().check_health()
         try:
-            self._check()
+            self.engine_core.check()
         except Refused as refused:
             if refused.code != "overloaded":
                 raise EngineDeadError from refused

@@ -39,7 +39,10 @@ def output_of(request: str, chunk: Chunk, *, has_logprobs: bool) -> EngineCoreOu
 
 
 def finish_of(text: str | None) -> tuple[FinishReason | None, int | str | None]:
-    """vLLM's finish and stop reason from `stop`, `stop:<token id or text>`, `length`, …"""
+    """vLLM's finish and stop reason, as the engine wrote them (`instance.engines.vllm.finish`).
+
+    Raises `ValueError` for an unknown one.
+    """
     if text is None:
         return None, None
     name, colon, stop = text.partition(":")

@@ -17,9 +17,9 @@ from vllm.tool_parsers import ToolParserManager
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from midstream.api.gateway.port import TextGateway
-from midstream.api.gateway.vllm.client import TASKS, GatewayClient
-from midstream.api.gateway.vllm.llm import Check, GatewayLLM
+from midstream.api.gateway.vllm.client import TASKS, CheckedGateway, GatewayClient
+from midstream.api.gateway.vllm.llm import GatewayLLM
+from midstream.api.gateway.vllm.metrics import take_vllm_metrics
 from midstream.control.errors import BadInput
 
 OWN: Final = (
@@ -31,22 +31,23 @@ OWN: Final = (
 class ServedModel:
     """A model that clients ask for by one of `names`."""
 
-    def __init__(self, flags: Sequence[str], gateway: TextGateway, check: Check) -> None:
+    def __init__(self, flags: Sequence[str], gateway: CheckedGateway) -> None:
         """Reads configuration and tokenizer files, no weights: seconds of work, so off the event loop.
 
         Raises `BadInput` for flags that vLLM or Midstream do not take.
         """
         self.args = parse_flags(flags)
-        self.client = GatewayClient(gateway)
+        self.client = GatewayClient(gateway, self.names[0])
         config = AsyncEngineArgs.from_cli_args(self.args).create_engine_config(UsageContext.OPENAI_API_SERVER)
         if config.model_config.runner_type != "generate":
             raise BadInput(f"{self.args.model} is a {config.model_config.runner_type} model, not one that generates")
-        self.llm = GatewayLLM(config, self.client, check, log_requests=self.args.enable_log_requests)
+        self.llm = GatewayLLM(config, self.client, log_requests=self.args.enable_log_requests)
+        self.metrics = take_vllm_metrics()
         self.app: FastAPI = build_app(self.args, TASKS, config.model_config)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What clients call it."""
+        """What clients call it. The first is also what its instances register as their model."""
         return tuple(self.args.served_model_name or (self.args.model,))
 
     async def open(self) -> None:

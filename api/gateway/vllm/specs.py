@@ -17,7 +17,7 @@ INTERNAL_EXTRAS: Final = ("kv_transfer_params", "ec_transfer_params")
 """Extra sampling arguments that belong to the engines' own data plane."""
 
 
-def spec_of(request: EngineCoreRequest) -> RequestSpec:
+def spec_of(request: EngineCoreRequest, model: str) -> RequestSpec:
     """What the gateway's core admits. `payload` is the request in vLLM's msgpack form, tensors inline, no pickle.
 
     Raises `VLLMValidationError` for what cannot be carried on exactly on another instance.
@@ -27,6 +27,7 @@ def spec_of(request: EngineCoreRequest) -> RequestSpec:
     assert params is not None
     return RequestSpec(
         request=request.request_id,
+        model=model,
         prompt=tuple(request.prompt_token_ids),
         sampling=sampling_of(params),
         priority=request.priority,
