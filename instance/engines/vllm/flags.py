@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -39,7 +40,7 @@ class EngineFlags(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     served_name: str
     engine_args: dict[str, Any]
-    """Fields of `AsyncEngineArgs` that differ from their defaults, without `model`."""
+    """Fields of `AsyncEngineArgs` that differ from their defaults, without `model`; values that JSON can carry."""
 
 
 def read_flags(flags: Sequence[str], sizes: EngineSizes) -> EngineFlags:
@@ -47,13 +48,14 @@ def read_flags(flags: Sequence[str], sizes: EngineSizes) -> EngineFlags:
     parser = make_arg_parser(_Parser(prog="vllm serve"))
     args = _parsed(parser, flags)
     chosen = {
-        field.name: getattr(args, field.name)
+        field.name: _plain(getattr(args, field.name))
         for field in dataclasses.fields(AsyncEngineArgs)
         if hasattr(args, field.name) and getattr(args, field.name) != parser.get_default(field.name)
     }
     for name in OWN:
         if name in chosen:
             raise BadInput(f"--{name.replace('_', '-')} is Midstream's own to set")
+    _require_plain(chosen)
     model = args.model_tag or args.model
     names = chosen.pop("served_model_name", None) or [model]
     chosen.pop("model", None)
@@ -81,6 +83,25 @@ def engine_environment(sizes: EngineSizes) -> dict[str, str]:
     if sizes.cpu_threads is None or not current_platform.is_cpu():
         return dict(NO_TELEMETRY)
     return {**NO_TELEMETRY, "OMP_NUM_THREADS": str(sizes.cpu_threads)}
+
+
+def _require_plain(chosen: Mapping[str, Any]) -> None:
+    for name, value in chosen.items():
+        try:
+            msgspec.json.encode(value)
+        except TypeError as error:
+            raise BadInput(f"--{name.replace('_', '-')} has a value that no other process can be told") from error
+
+
+def _plain(value: Any) -> Any:
+    """A flag's value for another process: of a configuration object only what was said."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        usual = type(value)()
+        found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        return {name: _plain(one) for name, one in found.items() if one != getattr(usual, name)}
+    if isinstance(value, Enum):
+        return value.name if isinstance(value.value, type | str) else value.value
+    return value
 
 
 def _parsed(parser: _Parser, flags: Sequence[str]) -> Namespace:
