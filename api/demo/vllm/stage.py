@@ -1,0 +1,109 @@
+"""Plays one act: a prompt answered undisturbed, then again with moves while its text appears."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import httpx
+import msgspec
+from rich.console import Console
+
+from midstream.api.cli.client import AdminClient
+from midstream.api.demo.vllm.chat import Answer, Delta, ask
+from midstream.api.demo.vllm.moves import Seam, move_only_request
+from midstream.api.demo.vllm.prompts import Act
+from midstream.api.demo.vllm.screen import Screen
+from midstream.control.errors import MidstreamError
+
+POLL_S = 0.01
+STORY_S = 15.0
+"""After an answer's end its last move gets so long to be told."""
+
+
+class Played(msgspec.Struct, frozen=True, kw_only=True):
+    """One act: the answer that nothing happened to, the moved one, and the moves."""
+
+    act: Act
+    undisturbed: Answer
+    moved: Answer
+    seams: tuple[Seam, ...]
+    refusals: tuple[str, ...]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the moved answer is, token for token, the undisturbed one."""
+        return self.moved.error is None and (self.moved.ids, self.moved.text) == (
+            self.undisturbed.ids,
+            self.undisturbed.text,
+        )
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that a client could have noticed, and moves that did not happen."""
+        found = list(self.refusals)
+        for answer in (self.undisturbed, self.moved):
+            if answer.error is not None:
+                found.append(answer.error)
+            elif answer.completion_tokens != len(answer.ids):
+                found.append(f"usage says {answer.completion_tokens} of {len(answer.ids)} tokens")
+        if not self.is_equal:
+            found.append("the moved answer differs from the undisturbed one")
+        return [f"{self.act.ask.title}: {text}" for text in found]
+
+
+class Stage:
+    """Where the acts are played, one answer at a time, so that every batch is of one request in both runs."""
+
+    def __init__(
+        self, http: httpx.AsyncClient, admin: AdminClient, model: str, console: Console, say: Callable[[str], None]
+    ) -> None:
+        self._http = http
+        self._admin = admin
+        self._model = model
+        self._console = console
+        self._say = say
+
+    async def play(self, act: Act) -> Played:
+        """Both runs of one prompt."""
+        self._say(f"[bold]{act.ask.title}[/bold] ({act.ask.sampling}): undisturbed first")
+        undisturbed = await ask(self._http, self._model, act.ask, lambda _: None)
+        self._say(f"{len(undisturbed.ids)} tokens; now again, moved {len(act.moves_at)} x")
+        mover = Mover(self._admin, Screen(self._console))
+        moving = asyncio.create_task(mover.work(act.moves_at))
+        moved = await ask(self._http, self._model, act.ask, mover.see)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(moving, STORY_S)
+        await mover.screen.finish()
+        return Played(
+            act=act, undisturbed=undisturbed, moved=moved, seams=tuple(mover.seams), refusals=tuple(mover.refusals)
+        )
+
+
+class Mover:
+    """Watches an answer arrive and orders its moves."""
+
+    def __init__(self, admin: AdminClient, screen: Screen) -> None:
+        self.screen = screen
+        self.seams: list[Seam] = []
+        self.refusals: list[str] = []
+        self._admin = admin
+        self._arrived = 0
+
+    def see(self, delta: Delta) -> None:
+        """New tokens."""
+        self._arrived += len(delta.ids)
+        self.screen.feed(delta)
+
+    async def work(self, moves_at: tuple[int, ...]) -> None:
+        """Move whenever so many tokens have arrived; give up at the first move that does not happen."""
+        try:
+            for at in moves_at:
+                while self._arrived < at:
+                    await asyncio.sleep(POLL_S)
+                seam = await asyncio.to_thread(move_only_request, self._admin)
+                self.seams.append(seam)
+                self.screen.mark(seam)
+        except MidstreamError as error:
+            self.refusals.append(str(error))
