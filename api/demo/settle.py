@@ -1,4 +1,4 @@
-"""The end of a demo: wait until nothing runs and everything is archived; what is still held then is a leak."""
+"""The end of a demo: wait until nothing runs and everything is archived; what living instances still hold is a leak."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ def settle(admin: AdminClient, database_url: str) -> tuple[str, ...]:
 
 
 def _held(instance: dict[str, Any]) -> str:
+    if instance["health"] in {"lost", "stopped"}:
+        return ""
     load = instance["load"]
     is_free = load["blocks_free"] == instance["blocks_total"] and not load["blocks_reserved"]
     is_idle = not load["running"] and not load["waiting"]

@@ -80,7 +80,13 @@ class LocalCluster:
         llumlets = [self._llumlet(index, blocks) for index, blocks in enumerate(self._plan.sizes)]
         controllers = [self._service("controller", f"controller-{i}") for i in range(self._plan.controllers)]
         keepers = [self._service("archiver", "archiver"), self._service("worker", "worker"), *controllers]
-        await self._supervisor.start(keepers, llumlets, [self._gateway, self._admin])
+        if self._settings.engine == "vllm":
+            # Engines that load take every core for half a minute; whoever started beside them would miss its deadline.
+            await self._supervisor.start(keepers, [self._admin])
+            await self._supervisor.start(llumlets)
+            await self._supervisor.start([self._gateway])
+        else:
+            await self._supervisor.start(keepers, llumlets, [self._gateway, self._admin])
 
     async def stop(self) -> None:
         """End everything in order: faces and instances first, then who keeps the log, then the log."""

@@ -31,6 +31,11 @@ class Seam(msgspec.Struct, frozen=True, kw_only=True):
     normal_gap_ms: float
 
 
+def owner_of_only_request(admin: AdminClient) -> str:
+    """The instance that runs the one live request. Raises `MidstreamError`."""
+    return str(_until(lambda: next(admin.items("/requests", limit=1), None))["owner"]["instance"])
+
+
 def move_only_request(admin: AdminClient) -> Seam:
     """Move the one live request to the other instance. Raises `MidstreamError` if that did not happen."""
     request = _until(lambda: next(admin.items("/requests", limit=1), None))

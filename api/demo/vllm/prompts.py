@@ -10,10 +10,13 @@ from midstream.api.demo.vllm.chat import Ask
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt; `moves_at` are the numbers of tokens at whose arrival a move is ordered."""
+    """One prompt. Numbers of tokens say when something happens: at their arrival."""
 
     ask: Ask
-    moves_at: tuple[int, ...]
+    moves_at: tuple[int, ...] = ()
+    """Moves are ordered."""
+    kill_at: int | None = None
+    """The engine is killed, so that the other one must compute everything again."""
 
 
 _NOTES = (
@@ -31,12 +34,12 @@ def _long_prompt() -> str:
 
 ACTS: Final = (
     Act(
-        ask=Ask(title="a story", prompt="Tell me a short story about a lighthouse keeper and a whale.", tokens=96),
+        ask=Ask(title="story", prompt="Tell me a short story about a lighthouse keeper and a whale.", tokens=96),
         moves_at=(30,),
     ),
     Act(
         ask=Ask(
-            title="seeded sampling",
+            title="seeded",
             prompt="Give me ideas for a rainy afternoon.",
             tokens=96,
             temperature=0.9,
@@ -45,11 +48,15 @@ ACTS: Final = (
         moves_at=(30,),
     ),
     Act(
-        ask=Ask(title="there and back and there again", prompt="Explain how a sailing ship works.", tokens=192),
+        ask=Ask(title="three moves", prompt="Explain how a sailing ship works.", tokens=192),
         moves_at=(30, 80, 130),
     ),
     Act(
-        ask=Ask(title="a long prompt", prompt=_long_prompt(), tokens=80),
+        ask=Ask(title="long prompt", prompt=_long_prompt(), tokens=80),
         moves_at=(24,),
+    ),
+    Act(
+        ask=Ask(title="engine killed", prompt=_long_prompt(), tokens=60),
+        kill_at=24,
     ),
 )

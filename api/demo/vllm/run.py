@@ -9,17 +9,20 @@ import time
 
 import httpx
 import msgspec
+import psutil
 from rich.console import Console
 
 from midstream.api.cli.client import AdminClient
 from midstream.api.cli.output import Output, line
 from midstream.api.cli.up.cluster import ClusterPlan, local_cluster
+from midstream.api.cli.up.state import UpState
 from midstream.api.demo.audit import Audit, audit
 from midstream.api.demo.settle import settle
 from midstream.api.demo.vllm.prompts import ACTS
 from midstream.api.demo.vllm.stage import Played, Stage
 from midstream.api.settings import Settings
 from midstream.control.adapters.sql_store import ArchiveStore
+from midstream.control.errors import MidstreamError
 
 CONNECT_S = 10.0
 ANSWER_S = 600.0
@@ -91,12 +94,24 @@ async def _demo(settings: Settings, console: Console) -> Verdict:
         with contextlib.closing(AdminClient(state.admin, state.admin_key)) as admin:
             timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S)
             async with httpx.AsyncClient(base_url=state.gateway, timeout=timeout, trust_env=False) as http:
-                stage = Stage(http, admin, settings.served_model, console, say)
+                stage = Stage(
+                    http, admin, settings.served_model, console, say, lambda name: kill_core(cluster.state, name)
+                )
                 played = [await stage.play(act) for act in ACTS]
             say("verifying: leaks, the archive, every decision")
             leaks = await asyncio.to_thread(settle, admin, state.database_url)
         found = await asyncio.to_thread(_audit, state.database_url)
     return Verdict(played=tuple(played), leaks=leaks, audit=found, seconds=time.monotonic() - begun)
+
+
+def kill_core(state: UpState, instance: str) -> None:
+    """`kill -9` the engine core of an instance. Raises `MidstreamError` if there is none."""
+    pids = [process.pid for process in state.processes if process.name == instance and process.pid is not None]
+    cores = [child for pid in pids for child in psutil.Process(pid).children(recursive=True)]
+    if not cores:
+        raise MidstreamError(f"{instance} has no engine core to kill")
+    for core in cores:
+        core.kill()
 
 
 def _audit(database_url: str) -> Audit:

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.text import Text
 
 from midstream.api.demo.vllm.chat import Delta
-from midstream.api.demo.vllm.moves import Seam
 
 LAG_S = 1.5
 POLL_S = 0.02
@@ -26,7 +25,7 @@ class Screen:
         self._console = console
         self._lag_s = lag_s
         self._waiting: deque[Delta] = deque()
-        self._seams: deque[Seam] = deque()
+        self._marks: deque[tuple[int, str]] = deque()
         self._shown = 0
         self._colour = 0
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -35,9 +34,9 @@ class Screen:
         """New text."""
         self._waiting.append(delta)
 
-    def mark(self, seam: Seam) -> None:
-        """A move has happened."""
-        self._seams.append(seam)
+    def mark(self, index: int, text: str) -> None:
+        """Something happened right before output token `index`."""
+        self._marks.append((index, text))
 
     async def finish(self) -> None:
         """Show what is left and end the paragraph."""
@@ -54,11 +53,10 @@ class Screen:
             await asyncio.sleep(POLL_S)
 
     def _show(self, delta: Delta) -> None:
-        if self._seams and self._shown >= self._seams[0].index:
-            seam = self._seams.popleft()
+        if self._marks and self._shown >= self._marks[0][0]:
             self._colour += 1
-            mark = f" ⟦{seam.source}→{seam.target}⟧ "
-            self._console.print(Text(mark, style="bold black on yellow"), end="")
+            mark = f" ⟦{self._marks.popleft()[1]}⟧"
+            self._console.print(Text(mark, style="bold black on yellow"), end="", soft_wrap=True)
         colour = COLOURS[self._colour % len(COLOURS)]
         self._console.print(Text(delta.text, style=colour), end="", soft_wrap=True)
         self._shown += len(delta.ids)

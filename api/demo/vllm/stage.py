@@ -12,7 +12,7 @@ from rich.console import Console
 
 from midstream.api.cli.client import AdminClient
 from midstream.api.demo.vllm.chat import Answer, Delta, ask
-from midstream.api.demo.vllm.moves import Seam, move_only_request
+from midstream.api.demo.vllm.moves import Seam, move_only_request, owner_of_only_request
 from midstream.api.demo.vllm.prompts import Act
 from midstream.api.demo.vllm.screen import Screen
 from midstream.control.errors import MidstreamError
@@ -30,6 +30,8 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
     moved: Answer
     seams: tuple[Seam, ...]
     refusals: tuple[str, ...]
+    killed_after: int | None = None
+    """Output tokens that had arrived when the engine was killed."""
 
     @property
     def is_equal(self) -> bool:
@@ -48,7 +50,7 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
                 found.append(answer.error)
             elif answer.completion_tokens != len(answer.ids):
                 found.append(f"usage says {answer.completion_tokens} of {len(answer.ids)} tokens")
-        if not self.is_equal:
+        if self.killed_after is None and not self.is_equal:
             found.append("the moved answer differs from the undisturbed one")
         return [f"{self.act.ask.title}: {text}" for text in found]
 
@@ -57,8 +59,16 @@ class Stage:
     """Where the acts are played, one answer at a time, so that every batch is of one request in both runs."""
 
     def __init__(
-        self, http: httpx.AsyncClient, admin: AdminClient, model: str, console: Console, say: Callable[[str], None]
+        self,
+        http: httpx.AsyncClient,
+        admin: AdminClient,
+        model: str,
+        console: Console,
+        say: Callable[[str], None],
+        kill: Callable[[str], None],
     ) -> None:
+        """`kill` ends the engine core of an instance, hard."""
+        self._kill = kill
         self._http = http
         self._admin = admin
         self._model = model
@@ -69,23 +79,34 @@ class Stage:
         """Both runs of one prompt."""
         self._say(f"[bold]{act.ask.title}[/bold] ({act.ask.sampling}): undisturbed first")
         undisturbed = await ask(self._http, self._model, act.ask, lambda _: None)
-        self._say(f"{len(undisturbed.ids)} tokens; now again, moved {len(act.moves_at)} x")
-        mover = Mover(self._admin, Screen(self._console))
-        moving = asyncio.create_task(mover.work(act.moves_at))
+        self._say(f"{len(undisturbed.ids)} tokens; now again, {_doing(act)}")
+        mover = Mover(self._admin, Screen(self._console), self._kill)
+        moving = asyncio.create_task(mover.work(act))
         moved = await ask(self._http, self._model, act.ask, mover.see)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(moving, STORY_S)
         await mover.screen.finish()
         return Played(
-            act=act, undisturbed=undisturbed, moved=moved, seams=tuple(mover.seams), refusals=tuple(mover.refusals)
+            act=act,
+            undisturbed=undisturbed,
+            moved=moved,
+            seams=tuple(mover.seams),
+            refusals=tuple(mover.refusals),
+            killed_after=mover.killed_after,
         )
 
 
-class Mover:
-    """Watches an answer arrive and orders its moves."""
+def _doing(act: Act) -> str:
+    return f"moved {len(act.moves_at)} x" if act.kill_at is None else "and its engine gets kill -9"
 
-    def __init__(self, admin: AdminClient, screen: Screen) -> None:
+
+class Mover:
+    """Watches an answer arrive, orders its moves, kills its engine."""
+
+    def __init__(self, admin: AdminClient, screen: Screen, kill: Callable[[str], None]) -> None:
         self.screen = screen
+        self.killed_after: int | None = None
+        self._kill = kill
         self.seams: list[Seam] = []
         self.refusals: list[str] = []
         self._admin = admin
@@ -96,14 +117,23 @@ class Mover:
         self._arrived += len(delta.ids)
         self.screen.feed(delta)
 
-    async def work(self, moves_at: tuple[int, ...]) -> None:
-        """Move whenever so many tokens have arrived; give up at the first move that does not happen."""
+    async def work(self, act: Act) -> None:
+        """Do all that the act wants; give up at the first move that does not happen."""
         try:
-            for at in moves_at:
-                while self._arrived < at:
-                    await asyncio.sleep(POLL_S)
+            for at in act.moves_at:
+                await self._arrival(at)
                 seam = await asyncio.to_thread(move_only_request, self._admin)
                 self.seams.append(seam)
-                self.screen.mark(seam)
+                self.screen.mark(seam.index, f"{seam.source}→{seam.target}")
+            if act.kill_at is not None:
+                await self._arrival(act.kill_at)
+                owner = await asyncio.to_thread(owner_of_only_request, self._admin)
+                self._kill(owner)
+                self.killed_after = self._arrived
+                self.screen.mark(self._arrived, f"kill -9 {owner}")
         except MidstreamError as error:
             self.refusals.append(str(error))
+
+    async def _arrival(self, tokens: int) -> None:
+        while self._arrived < tokens:
+            await asyncio.sleep(POLL_S)
