@@ -121,7 +121,7 @@ class CoreLink:
         if self._watch is not None:
             await asyncio.wait({self._watch})
         if self._client is not None:
-            self._client.shutdown()
+            await self._host.disconnect(self._client)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- calls -------------------------------------------------------------------------------------
@@ -129,13 +129,14 @@ class CoreLink:
     async def call(self, method: str, what: msgspec.Struct | None, kind: type[Value]) -> Value:
         """Call one of our methods of the core. Raises `Refused` as it did, `EngineFailed` when it is dead or hangs."""
         arguments = () if what is None else (msgspec.msgpack.encode(what),)
-        answer = msgspec.msgpack.decode(await self._utility(method, *arguments), type=calls.Answer)
+        answer = msgspec.msgpack.decode(await self.utility(method, *arguments), type=calls.Answer)
         self.on_report(answer.report)
         if answer.refused is not None:
             raise Refused(*answer.refused)
         return msgspec.msgpack.decode(answer.value, type=kind)
 
-    async def _utility(self, method: str, *arguments: bytes) -> bytes:
+    async def utility(self, method: str, *arguments: bytes) -> Any:
+        """Call any method of the core. Raises `EngineFailed` when it failed, or is dead or hangs."""
         client = self._living()
         work = asyncio.ensure_future(client.call_utility_async(method, *arguments))
         try:

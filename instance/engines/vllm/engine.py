@@ -209,6 +209,11 @@ class VllmEngine:
         """Broken invariants inside the core, in words (P07)."""
         return await self._core.call("mig_faults", None, tuple[str, ...])
 
+    async def reset_prefix_cache(self) -> None:
+        """Let no later request find a prefix that is cached now. Raises `EngineFailed` while there are runs."""
+        if not await self._core.utility("reset_prefix_cache"):
+            raise EngineFailed("blocks are in use")
+
     async def describe(self, slot: str) -> SlotProgress:
         """Raises `Refused("gone")`."""
         return await self._core.call("mig_describe", calls.OfSlot(slot), SlotProgress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ class Requests:
         self._defaults = config.model_config.try_get_generation_config()
         self._eos = getattr(config.model_config.hf_text_config, "eos_token_id", None)
         self._engine_name = engine_name
+        self._arrivals = itertools.count(1)
         self._is_on_cpu = config.device_config.device_type == "cpu"
 
     def needs_own_door(self, request: host.EngineCoreRequest) -> bool:
@@ -66,7 +68,7 @@ class Requests:
             mm_features=None,
             sampling_params=params,
             pooling_params=None,
-            arrival_time=spec.arrival_ms / 1000,
+            arrival_time=(spec.arrival_ms or next(self._arrivals)) / 1000,
             lora_request=None,
             cache_salt=None,
             data_parallel_rank=None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -77,6 +78,15 @@ def connect(config: VllmConfig, inputs: str, outputs: str) -> AsyncMPClient:
 def declare_dead(client: AsyncMPClient) -> None:
     """Let go of a client whose core is gone: no socket waits for it."""
     client.resources.engine_dead = True
+
+
+async def disconnect(client: AsyncMPClient) -> None:
+    """Close a client and all it has; vLLM leaves its sockets' context to the garbage collector."""
+    reader = client.resources.output_queue_task
+    client.shutdown()
+    if reader is not None:
+        await asyncio.wait({reader})
+    client.resources.ctx.destroy(linger=0)
 
 
 __all__ = [

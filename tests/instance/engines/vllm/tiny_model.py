@@ -13,7 +13,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-VOCABULARY = 512
+VOCABULARY = 1024
 """256 bytes, two special tokens, and frequent pairs of letters."""
 END = 1
 
