@@ -107,7 +107,12 @@ class Settings(
 
     @property
     def vllm_flags(self) -> tuple[str, ...]:
-        """What `vllm serve` would be told for this instance's model; what `vllm_args` repeats wins."""
+        """What `vllm serve` would be told for this instance's model; what `vllm_args` repeats wins.
+
+        Raises `BadInput` for a folder that is not there: vLLM would look for it on a model hub.
+        """
+        if self.vllm_model.startswith((".", "/")) and not Path(self.vllm_model).is_dir():
+            raise BadInput(f"no model in {self.vllm_model}: set {ENV_PREFIX}VLLM_MODEL (`make vllm` makes a small one)")
         return (self.vllm_model, "--served-model-name", self.served_model, *shlex.split(self.vllm_args))
 
     @property

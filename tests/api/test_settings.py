@@ -89,6 +89,12 @@ def test_flags_of_vllm_serve_are_split_as_a_shell_would() -> None:
     assert settings.vllm_flags == ("m", "--served-model-name", "m", "--chat-template", "a b.jinja", "-O1")
 
 
+def test_P29_a_model_folder_that_is_not_there_is_not_looked_for_on_a_hub(tmp_path: Path) -> None:
+    settings = load_settings(engine="vllm", vllm_model=str(tmp_path / "nothing"))
+    with pytest.raises(BadInput, match="no model in .*nothing"):
+        _ = settings.vllm_flags
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -67,6 +67,7 @@ def _checks(verdict: Verdict) -> Table:
         ("tokens compared", str(sum(len(one.moved.ids) for one in equal))),
         *((f"{one.act.ask.title}: the answer went on", "whole" if one.moved.error is None else "no") for one in killed),
         ("moves", str(sum(len(one.seams) for one in verdict.played))),
+        ("moves given up (request stayed)", str(sum(len(one.refusals) for one in verdict.played))),
         ("requests failed", str(found.requests_failed)),
         ("blocks leaked", "none" if not verdict.leaks else "; ".join(verdict.leaks)),
         ("facts archived, holes", f"{found.facts}, {len(found.holes)}"),

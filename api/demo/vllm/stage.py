@@ -18,6 +18,7 @@ from midstream.api.demo.vllm.screen import Screen
 from midstream.control.errors import MidstreamError
 
 POLL_S = 0.01
+REFUSALS_MAX = 3
 STORY_S = 15.0
 """After an answer's end its last move gets so long to be told."""
 
@@ -30,6 +31,7 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
     moved: Answer
     seams: tuple[Seam, ...]
     refusals: tuple[str, ...]
+    """Moves that were given up."""
     killed_after: int | None = None
     """Output tokens that had arrived when the engine was killed."""
 
@@ -44,7 +46,11 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def problems(self) -> list[str]:
         """Everything that a client could have noticed, and moves that did not happen."""
-        found = list(self.refusals)
+        found = []
+        if len(self.seams) < len(self.act.moves_at):
+            found.append(f"{len(self.seams)} of {len(self.act.moves_at)} moves: {'; '.join(self.refusals)}")
+        if self.act.kill_at is not None and self.killed_after is None:
+            found.append("its engine was not killed")
         for answer in (self.undisturbed, self.moved):
             if answer.error is not None:
                 found.append(answer.error)
@@ -83,7 +89,7 @@ class Stage:
         mover = Mover(self._admin, Screen(self._console), self._kill)
         moving = asyncio.create_task(mover.work(act))
         moved = await ask(self._http, self._model, act.ask, mover.see)
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, MidstreamError):
             await asyncio.wait_for(moving, STORY_S)
         await mover.screen.finish()
         return Played(
@@ -118,21 +124,27 @@ class Mover:
         self.screen.feed(delta)
 
     async def work(self, act: Act) -> None:
-        """Do all that the act wants; give up at the first move that does not happen."""
+        """Do all that the act wants. A move that is given up (the request stays) is ordered again."""
+        for at in act.moves_at:
+            await self._arrival(at)
+            while not await self._move() and len(self.refusals) < REFUSALS_MAX:
+                await asyncio.sleep(POLL_S)
+        if act.kill_at is not None:
+            await self._arrival(act.kill_at)
+            owner = await asyncio.to_thread(owner_of_only_request, self._admin)
+            self._kill(owner)
+            self.killed_after = self._arrived
+            self.screen.mark(self._arrived, f"kill -9 {owner}")
+
+    async def _move(self) -> bool:
         try:
-            for at in act.moves_at:
-                await self._arrival(at)
-                seam = await asyncio.to_thread(move_only_request, self._admin)
-                self.seams.append(seam)
-                self.screen.mark(seam.index, f"{seam.source}→{seam.target}")
-            if act.kill_at is not None:
-                await self._arrival(act.kill_at)
-                owner = await asyncio.to_thread(owner_of_only_request, self._admin)
-                self._kill(owner)
-                self.killed_after = self._arrived
-                self.screen.mark(self._arrived, f"kill -9 {owner}")
+            seam = await asyncio.to_thread(move_only_request, self._admin)
         except MidstreamError as error:
             self.refusals.append(str(error))
+            return False
+        self.seams.append(seam)
+        self.screen.mark(seam.index, f"{seam.source}→{seam.target}")
+        return True
 
     async def _arrival(self, tokens: int) -> None:
         while self._arrived < tokens:
