@@ -6,29 +6,33 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
+VLLM_STAMP := $(VENV)/.installed-vllm
+MODELS := .midstream/models
+MODELS_STAMP := $(MODELS)/.made
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-ENGINE ?= sim
+ENGINE ?= vllm
+REAL := $(if $(filter vllm,$(ENGINE)),$(MODELS_STAMP))
 SEEDS ?= 200
 BENCH ?= control
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check bench sim clean
+.PHONY: help demo up test check bench sim vllm clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(RUN_STAMP) ## Play a real trace, move requests while they stream, verify everything (ENGINE=sim)
+demo: $(RUN_STAMP) $(REAL) ## Move requests of real vLLM while their text appears (ENGINE=sim: a trace, no vLLM, fast)
 	@$(BIN)/midstream demo --engine $(ENGINE) $(ARGS)
 
 up: $(RUN_STAMP) ## Start a whole local cluster; Ctrl-C ends all of it (ARGS="--instances 4")
 	@$(BIN)/midstream up $(ARGS)
 
-test: $(DEV_STAMP) ## Run all tests (ARGS="tests/control -k fold")
+test: $(DEV_STAMP) $(REAL) ## Run all tests (ARGS="tests/control -k fold"; ENGINE=sim: without real vLLM)
 	@$(BIN)/python -m pytest $(ARGS)
 
-check: $(DEV_STAMP) ## Lint, format, types, layers, then all tests
+check: $(DEV_STAMP) $(REAL) ## Lint, format, types, layers, then all tests
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy -p midstream
@@ -40,6 +44,8 @@ bench: $(RUN_STAMP) ## Measure (BENCH=control, ARGS=--json)
 
 sim: $(DEV_STAMP) ## Simulate the whole cluster under faults (SEEDS=200)
 	@$(BIN)/python -m midstream.api.simulation --seeds $(SEEDS) $(ARGS)
+
+vllm: $(DEV_STAMP) $(MODELS_STAMP) ## Install vLLM (GPU: all of it; else its CPU set) and make the two small models
 
 clean: ## Remove the virtual environment, caches and local cluster data
 	rm -rf $(VENV) .midstream .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist src/*.egg-info
@@ -60,3 +66,11 @@ $(DEV_STAMP): pyproject.toml | $(BIN)/python
 	@echo "installing midstream with its test tools into $(VENV) ..." >&2
 	@$(PIP) install --editable '.[dev]'
 	@touch $(RUN_STAMP) $@
+
+$(VLLM_STAMP): $(wildcard requirements/*) | $(RUN_STAMP)
+	@$(BIN)/python requirements/install_vllm.py
+	@touch $@
+
+$(MODELS_STAMP): instance/engines/vllm/model_files.py | $(VLLM_STAMP)
+	@$(BIN)/python -m midstream.instance.engines.vllm.model_files --folder $(MODELS)
+	@touch $@

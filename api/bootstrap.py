@@ -6,9 +6,10 @@ Every `make_…` builds one part from the settings, connecting to nothing; `api.
 from __future__ import annotations
 
 import secrets
+import shlex
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from midstream.api.admin.deps import Jobs
     from midstream.api.gateway.gateway import Gateway
+    from midstream.api.gateway.vllm.face import FaceConfig
     from midstream.control.adapters.sql import SqlArchive
     from midstream.control.jobs import JobQueue
     from midstream.control.service import Controller
@@ -49,6 +51,19 @@ class Voice:
     log: RedisLog
     recorder: Publisher
     tasks: Supervisor
+
+
+class Face(Protocol):
+    """A listening HTTP face."""
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine reaches it."""
+        ...
+
+    async def stop(self) -> None:
+        """Let open streams end with an error event, then close."""
+        ...
 
 
 def name_of(settings: Settings) -> str:
@@ -79,13 +94,39 @@ def make_wire(settings: Settings, node: str, incarnation: int) -> Wire:
 
 
 def make_engine(settings: Settings) -> Engine:
-    """The engine of a llumlet, with its transfers."""
+    """The engine of a llumlet, with its transfers. Raises `BadInput` for settings that it does not take."""
+    return _vllm_engine(settings) if settings.engine == "vllm" else _sim_engine(settings)
+
+
+def _vllm_engine(settings: Settings) -> Engine:
+    from midstream.instance.engines.vllm.config import VllmConfig
+    from midstream.instance.engines.vllm.engine import VllmEngine
+    from midstream.instance.engines.vllm.flags import EngineSizes, engine_environment, read_flags
+
+    sizes = EngineSizes(blocks=settings.vllm_blocks, kv_gib=settings.vllm_kv_gib, cpu_threads=settings.vllm_cpu_threads)
+    flags = read_flags(settings.vllm_flags, sizes)
+    return VllmEngine(
+        VllmConfig(
+            model=flags.model,
+            name=flags.served_name,
+            engine_args=flags.engine_args,
+            environment=engine_environment(sizes),
+            is_untested_vllm_allowed=settings.vllm_any_version,
+            secret=settings.data_secret(),
+            transfer_host=settings.bind_host,
+            transfer_advertise_host=settings.advertise_host or "",
+            boot_s=settings.vllm_boot_s,
+        )
+    )
+
+
+def _sim_engine(settings: Settings) -> Engine:
     from midstream.instance.engines.sim.config import SimConfig
     from midstream.instance.engines.sim.engine import SimEngine
     from midstream.migration.transfers.rpc import RpcTransfer
 
     config = SimConfig(
-        model=settings.model,
+        model=settings.served_model,
         blocks_total=settings.sim_blocks,
         block_tokens=settings.sim_block_tokens,
         slots_max=settings.sim_slots,
@@ -154,12 +195,38 @@ def make_gateway(settings: Settings, voice: Voice, follower: Follower) -> Gatewa
         recorder=voice.recorder,
         clock=CLOCK,
         settings=GatewaySettings(requests_max=settings.requests_max),
-        models=(settings.model,),
+        models=(settings.served_model,),
+    )
+
+
+async def serve_openai(settings: Settings, voice: Voice, gateway: Gateway) -> Face:
+    """Serve the gateway's HTTP face: vLLM's own application for vLLM, the light one otherwise. Raises `BadInput`."""
+    host, port = settings.gateway_host, settings.gateway_port
+    if settings.engine == "vllm":
+        from midstream.api.gateway.vllm.face import serve_vllm_face
+
+        return await serve_vllm_face(gateway, _vllm_face(settings, voice), host, port)
+    from midstream.api.http_server import serve
+
+    return await serve(make_openai_app(settings, voice, gateway), host, port)
+
+
+def _vllm_face(settings: Settings, voice: Voice) -> FaceConfig:
+    from midstream.api.gateway.vllm.face import FaceConfig
+
+    return FaceConfig(
+        gateway=voice.name,
+        incarnation=voice.incarnation,
+        models=(settings.vllm_flags, *(tuple(shlex.split(line)) for line in settings.vllm_more_models)),
+        keys=settings.keys,
+        body_bytes_max=settings.body_bytes_max,
+        open_max=settings.requests_max,
+        any_version=settings.vllm_any_version,
     )
 
 
 def make_openai_app(settings: Settings, voice: Voice, gateway: Gateway) -> FastAPI:
-    """The gateway's HTTP face."""
+    """The light HTTP face, which needs no vLLM."""
     from midstream.api.gateway.http import FaceSettings, create_openai_app
 
     face = FaceSettings(

@@ -104,8 +104,6 @@ async def open_llumlet(settings: Settings) -> AsyncIterator[Running]:
 @contextlib.asynccontextmanager
 async def open_gateway(settings: Settings) -> AsyncIterator[Running]:
     """The process of one gateway: data plane, core and HTTP face."""
-    from midstream.api.http_server import serve
-
     async with speaking(settings, "gateway") as voice:
         follower = bootstrap.make_follower(settings, voice.log)
         gateway = bootstrap.make_gateway(settings, voice, follower)
@@ -113,9 +111,7 @@ async def open_gateway(settings: Settings) -> AsyncIterator[Running]:
         voice.tasks.loop("follower", follower.run)
         try:
             await follower.caught_up(CAUGHT_UP_S)
-            served = await serve(
-                bootstrap.make_openai_app(settings, voice, gateway), settings.gateway_host, settings.gateway_port
-            )
+            served = await bootstrap.serve_openai(settings, voice, gateway)
             try:
                 yield Running(served.url)
             finally:

@@ -69,12 +69,46 @@ class NetworkGroup(BaseModel):
 class EngineGroup(BaseModel):
     """Engine: what one llumlet runs."""
 
-    engine: Literal["sim"] = Field("sim", description="Engine of the llumlet.")
-    model: str = Field("sim", min_length=1, max_length=200, description="Model name that clients ask for.")
+    engine: Literal["sim", "vllm"] = Field("sim", description="Engine of the llumlet, and face of the gateway.")
+    model: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="Model name that clients ask for. Unset: `sim`, or the name of `vllm_model`'s folder or hub page.",
+    )
     sim_blocks: int = Field(1024, ge=8, le=1_000_000, description="KV blocks of the simulated engine.")
     sim_block_tokens: int = Field(16, ge=1, le=1024, description="Tokens per KV block.")
     sim_slots: int = Field(64, ge=1, le=4096, description="Requests that run at once.")
     sim_time_scale: float = Field(1.0, gt=0, le=1000, description="Factor on step times: 0.1 is 10x faster.")
+
+
+class VllmGroup(BaseModel):
+    """vLLM: what `engine=vllm` runs. docs/vllm.md goes through `vllm serve`, flag by flag."""
+
+    vllm_model: str = Field(
+        ".midstream/models/smollm2-135m",
+        min_length=1,
+        description="Model that vLLM loads: a folder or a hub's name. The default is what `make vllm` makes.",
+    )
+    vllm_args: str = Field(
+        "",
+        description="Further flags of `vllm serve`, as on a command line, the same for gateway and instances: "
+        "`--max-model-len 4096 --tensor-parallel-size 2`.",
+    )
+    vllm_more_models: list[str] = Field(
+        [],
+        description="Further models that this gateway serves, as JSON: a list of command lines of `vllm serve`, "
+        '["Qwen/Qwen3-8B --max-model-len 4096"].',
+    )
+    vllm_blocks: int | None = Field(None, ge=2, description="KV blocks of one instance. Unset: as many as fit.")
+    vllm_kv_gib: float | None = Field(
+        None, gt=0, description="KV memory of one instance, GiB. Unset: vLLM's own choice on a GPU, 1 on a CPU."
+    )
+    vllm_cpu_threads: int | None = Field(
+        None, ge=1, le=1024, description="Threads of one instance on a CPU. Unset: the cores, shared out by `up`."
+    )
+    vllm_boot_s: float = Field(600.0, gt=0, description="An engine must have loaded its model in so long, seconds.")
+    vllm_any_version: bool = Field(False, description="Run a vLLM that Midstream was not checked with.")
 
 
 class PolicyGroup(BaseModel):
@@ -142,4 +176,6 @@ class LogGroup(BaseModel):
     )
 
 
-GROUPS = (ClusterGroup, NetworkGroup, EngineGroup, PolicyGroup, MoveGroup, TimerGroup, LimitGroup, LogGroup)
+GROUPS = (
+    ClusterGroup, NetworkGroup, EngineGroup, VllmGroup, PolicyGroup, MoveGroup, TimerGroup, LimitGroup, LogGroup
+)  # fmt: skip

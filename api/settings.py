@@ -10,6 +10,7 @@ import ipaddress
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +27,7 @@ from midstream.api.setting_groups import (
     NetworkGroup,
     PolicyGroup,
     TimerGroup,
+    VllmGroup,
 )
 from midstream.control.errors import BadInput
 from midstream.control.state import PolicyChoice, PolicySettings
@@ -39,8 +41,9 @@ _PASSWORD = re.compile(r"(?<=://)([^/@:\s]*):[^/\s]*@")
 
 
 class Settings(
-    ClusterGroup, NetworkGroup, EngineGroup, PolicyGroup, MoveGroup, TimerGroup, LimitGroup, LogGroup, BaseSettings
-):
+    ClusterGroup, NetworkGroup, EngineGroup, VllmGroup, PolicyGroup, MoveGroup, TimerGroup, LimitGroup, LogGroup,
+    BaseSettings,
+):  # fmt: skip
     """Every setting of every process, read once at start. `load_settings` makes it."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True)
@@ -60,6 +63,19 @@ class Settings(
         except BadInput as error:
             raise ValueError(str(error)) from None
         return text
+
+    @field_validator("vllm_args")
+    @classmethod
+    def _flags_split(cls, text: str) -> str:
+        shlex.split(text)
+        return text
+
+    @field_validator("vllm_more_models")
+    @classmethod
+    def _command_lines_split(cls, lines: list[str]) -> list[str]:
+        if not all(map(shlex.split, lines)):
+            raise ValueError("every command line begins with a model")
+        return lines
 
     @model_validator(mode="after")
     def _relations(self) -> Self:
@@ -82,6 +98,24 @@ class Settings(
     def keys(self) -> tuple[Key, ...]:
         """The admin API's keys."""
         return parse_keys(self.api_keys)
+
+    @property
+    def served_model(self) -> str:
+        """The model name that clients ask for."""
+        if self.model is not None or self.engine == "sim":
+            return self.model or "sim"
+        folder = Path(self.vllm_model)
+        return folder.name if folder.is_dir() else self.vllm_model
+
+    @property
+    def vllm_flags(self) -> tuple[str, ...]:
+        """What `vllm serve` would be told for this instance's model; what `vllm_args` repeats wins.
+
+        Raises `BadInput` for a folder that is not there: vLLM would look for it on a model hub.
+        """
+        if self.vllm_model.startswith((".", "/")) and not Path(self.vllm_model).is_dir():
+            raise BadInput(f"no model in {self.vllm_model}: set {ENV_PREFIX}VLLM_MODEL (`make vllm` makes a small one)")
+        return (self.vllm_model, "--served-model-name", self.served_model, *shlex.split(self.vllm_args))
 
     @property
     def archive_url(self) -> str:
@@ -156,7 +190,7 @@ def child_environment(settings: Settings, **changes: object) -> dict[str, str]:
 def _as_text(value: object) -> str:
     if isinstance(value, SecretStr):
         return value.get_secret_value()
-    return json.dumps(value) if isinstance(value, dict) else str(value)
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
 
 
 def _require(holds: bool, relation: str) -> None:

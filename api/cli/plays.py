@@ -30,19 +30,29 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     context: typer.Context,
-    engine: Annotated[str, typer.Option(help="Engine of the instances.")] = "sim",
-    seconds: Annotated[float, typer.Option(min=1, help="How much of the trace to play, seconds.")] = 60.0,
-    kill: Annotated[list[str] | None, typer.Option(help="Kill this process meanwhile (valkey, controller-0).")] = None,
+    engine: Annotated[str, typer.Option(help="Engine of the instances: sim or vllm.")] = "sim",
+    seconds: Annotated[float, typer.Option(min=1, help="sim: how much of the trace to play, seconds.")] = 60.0,
+    kill: Annotated[
+        list[str] | None, typer.Option(help="sim: kill this process meanwhile (valkey, controller-0).")
+    ] = None,
     output: OutputOption = Output.table,
 ) -> None:
-    """Play a real trace on four instances, move requests while they stream, verify everything.
+    """Move requests while they stream and verify everything.
+
+    On simulated engines a real trace is played on four instances; on vLLM four prompts are answered by two engines.
 
     Example: midstream demo --seconds 20 --kill valkey
     """
+    settings = globals_of(context).settings()
+    if engine == "vllm":
+        from midstream.api.demo import vllm
+
+        raise typer.Exit(vllm.run(settings, output=output))
+    if engine != "sim":
+        raise BadInput(f"no engine {engine!r} for the demo; known: sim, vllm")
     from midstream.api.demo import run
 
-    settings = globals_of(context).settings()
-    raise typer.Exit(run(settings, engine=engine, seconds=seconds, output=output, kill=kill or ()))
+    raise typer.Exit(run(settings, seconds=seconds, output=output, kill=kill or ()))
 
 
 def bench(

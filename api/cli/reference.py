@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
@@ -61,14 +61,16 @@ def variable(name: str) -> str:
 
 def shown(value: object) -> str:
     """A value as text, without secrets; `-` if unset."""
-    if value is None or value == "":
+    if value is None or value in ("", []):
         return "-"
     if isinstance(value, SecretStr):
         return MASK
-    return json.dumps(value) if isinstance(value, dict) else without_password(str(value))
+    return json.dumps(value) if isinstance(value, dict | list) else without_password(str(value))
 
 
 def _type(field: FieldInfo) -> str:
+    if get_origin(field.annotation) is list:
+        return "JSON"
     options = [option for option in get_args(field.annotation) if isinstance(option, str)]
     if options:
         return ", ".join(f"`{option}`" for option in options)

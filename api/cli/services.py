@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 PANEL = "Processes"
 Supervised = Annotated[bool, typer.Option("--supervised", hidden=True)]
 Name = Annotated[str | None, typer.Option(help="Name of this process. [default: the host's name]")]
+Engine = Annotated[str | None, typer.Option(help="sim or vllm.")]
 Host = Annotated[str | None, typer.Option(help="Interface to listen on.")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")]
 
@@ -56,24 +57,33 @@ def worker(context: typer.Context, name: Name = None, supervised: Supervised = F
 def llumlet(
     context: typer.Context,
     name: Name = None,
-    blocks: Annotated[int | None, typer.Option(help="KV blocks of the simulated engine.")] = None,
+    engine: Engine = None,
+    blocks: Annotated[int | None, typer.Option(help="KV blocks of the engine.")] = None,
     supervised: Supervised = False,
 ) -> None:
     """Run one engine instance.
 
     Example: midstream llumlet --name i7 --blocks 2000
     """
-    _run("llumlet", globals_of(context).settings(name=name, sim_blocks=blocks), supervised)
+    settings = globals_of(context).settings(name=name, engine=engine)
+    if blocks is not None:
+        settings = globals_of(context).settings(name=name, engine=engine, **{f"{settings.engine}_blocks": blocks})
+    _run("llumlet", settings, supervised)
 
 
 def gateway(
-    context: typer.Context, name: Name = None, host: Host = None, port: Port = None, supervised: Supervised = False
+    context: typer.Context,
+    name: Name = None,
+    engine: Engine = None,
+    host: Host = None,
+    port: Port = None,
+    supervised: Supervised = False,
 ) -> None:
     """Serve the OpenAI API.
 
     Example: midstream gateway --host 127.0.0.1 --port 8000
     """
-    settings = globals_of(context).settings(name=name, gateway_host=host, gateway_port=port)
+    settings = globals_of(context).settings(name=name, engine=engine, gateway_host=host, gateway_port=port)
     _run("gateway", settings, supervised)
 
 

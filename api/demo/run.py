@@ -17,12 +17,11 @@ from midstream.api.cli.output import Output, line
 from midstream.api.cli.up.cluster import ClusterPlan, LocalCluster, local_cluster
 from midstream.api.demo.audit import Audit, audit, percentile
 from midstream.api.demo.operator import Operator
+from midstream.api.demo.settle import settle
 from midstream.api.settings import Settings
 from midstream.api.traces import TraceRow, load_trace, window
 from midstream.api.traces.send import SendPlan, Sent, prompt_of, send_trace
 from midstream.control.adapters.sql_store import ArchiveStore
-from midstream.control.errors import BadInput, MidstreamError
-from midstream.control.ids import parse_position
 from midstream.instance.engines.sim.config import SimConfig
 from midstream.instance.engines.sim.reference import reference_output
 from midstream.migration.protocol.messages import RequestSpec, Sampling
@@ -32,7 +31,6 @@ SPEED = 3.0
 """The trace runs three times as fast, and so do the engines: the load is the recorded one."""
 SIZES = (900, 600, 400, 300)
 """KV blocks of the four instances, 16 tokens each."""
-SETTLE_S = 30.0
 PROGRESS_EVERY_S = 2.0
 SEED = 11
 
@@ -60,10 +58,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def run(settings: Settings, *, engine: str, seconds: float, output: Output, kill: Sequence[str] = ()) -> int:
+def run(settings: Settings, *, seconds: float, output: Output, kill: Sequence[str] = ()) -> int:
     """Play `seconds` of the trace on a fresh cluster; 0 if everything held."""
-    if engine != "sim":
-        raise BadInput(f"no engine {engine!r} for the demo; known: sim")
     console = Console(stderr=True)
     demo_settings = settings.model_copy(
         update={
@@ -97,7 +93,7 @@ async def _demo(settings: Settings, seconds: float, kill: tuple[str, ...], conso
         say(f"playing {seconds:.0f} s of {TRACE} at {SPEED:g} x: {len(rows)} requests; admin API at {state.admin}")
         admin = AdminClient(state.admin, state.admin_key)
         sent = await _play(cluster, admin, rows, seconds, kill, say)
-        leaks = await asyncio.to_thread(_settle, admin, state.database_url)
+        leaks = await asyncio.to_thread(settle, admin, state.database_url)
         say("verifying: undisturbed runs, the archive, every decision")
         wrong = tuple(await asyncio.to_thread(_compare, settings, rows, sent))
         store = ArchiveStore(state.database_url)
@@ -144,39 +140,9 @@ async def _play(
     return sent
 
 
-def _settle(admin: AdminClient, database_url: str) -> tuple[str, ...]:
-    """Wait until nothing runs and the archive has everything; what is still held then is a leak."""
-    deadline = time.monotonic() + SETTLE_S
-    held = ["not asked yet"]
-    while held and time.monotonic() < deadline:
-        time.sleep(0.5)
-        held = [_held(one) for one in admin.items("/instances") if _held(one)]
-    _wait_archived(database_url, str(admin.get("/state")["position"]), deadline + SETTLE_S)
-    return tuple(f"leak: {text}" for text in held)
-
-
-def _held(instance: dict[str, Any]) -> str:
-    load = instance["load"]
-    is_free = load["blocks_free"] == instance["blocks_total"] and not load["blocks_reserved"]
-    is_idle = not load["running"] and not load["waiting"]
-    return "" if is_free and is_idle else f"{instance['instance']} holds {load}"
-
-
-def _wait_archived(database_url: str, position: str, deadline: float) -> None:
-    wanted = parse_position(position)
-    store = ArchiveStore(database_url)
-    try:
-        while store.position() < wanted:
-            if time.monotonic() > deadline:
-                raise MidstreamError(f"the archive ends at {store.position()}, the log at {wanted}")
-            time.sleep(0.2)
-    finally:
-        store.close()
-
-
 def _compare(settings: Settings, rows: Sequence[TraceRow], sent: Sequence[Sent]) -> list[str]:
     """Every stream against the run that nothing ever happened to."""
-    config = SimConfig(model=settings.model)
+    config = SimConfig(model=settings.served_model)
     wrong = []
     for one, row in zip(sent, rows, strict=True):
         sampling = Sampling(max_tokens=row.output_tokens, temperature=1.0, seed=SEED + one.row, ignore_eos=True)

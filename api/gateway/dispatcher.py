@@ -34,6 +34,7 @@ class Dispatcher:
                 prompt_tokens=len(spec.prompt) + len(live.ids),
                 output_tokens_max=spec.sampling.max_tokens - len(live.ids),
                 priority=spec.priority,
+                model=spec.model or None,
                 exclude=exclude | gateway.peers.silent(),
             )
             choice = choose(gateway.follower.state, wanted, gateway.peers.in_flight(), self._turn)

@@ -114,10 +114,7 @@ class Gateway:
 
     def admit(self, spec: RequestSpec) -> Live:
         """Take a request on and dispatch it. Raises `Refused`, see `api.gateway.port.TextGateway`."""
-        if self.is_closing:
-            raise Refused("draining", "the gateway is shutting down")
-        if len(self.live) >= self.settings.requests_max:
-            raise Refused("overloaded", f"{len(self.live)} requests are in flight")
+        self._check_open()
         if spec.request in self.live or self.aftermath.knows(spec.request):
             raise Refused("duplicate", f"request {spec.request} exists already")
         live = Live(spec, self, self.now)
@@ -128,6 +125,22 @@ class Gateway:
         self._activity.set()
         self.dispatcher.dispatch(live, choice, "new")
         return live
+
+    def check(self, model: str | None = None) -> None:
+        """Raises `Refused` as `admit` would for any request for the model: `draining`, `overloaded`, `no_capacity`."""
+        self._check_open()
+        silent = self.peers.silent()
+        if not any(
+            view.is_dispatchable and name not in silent and model in {None, view.fingerprint.model}
+            for name, view in self.follower.state.instances.items()
+        ):
+            raise Refused("no_capacity", "no instance takes requests right now")
+
+    def _check_open(self) -> None:
+        if self.is_closing:
+            raise Refused("draining", "the gateway is shutting down")
+        if len(self.live) >= self.settings.requests_max:
+            raise Refused("overloaded", f"{len(self.live)} requests are in flight")
 
     def cancel(self, live: Live, cause: str) -> None:
         """End a request for its client; `cause` as in `api.gateway.port.Stream.cancel`."""

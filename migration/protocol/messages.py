@@ -37,6 +37,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Lower runs first, as in vLLM."""
     arrival_ms: int = 0
     payload: bytes = b""
+    model: str = ""
+    """What instances must have registered as their model; empty: any."""
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,6 +60,9 @@ def test_P29_an_option_beats_the_environment(monkeypatch: pytest.MonkeyPatch) ->
         ("MIDSTREAM_LOG_LEVEL", "loud", "MIDSTREAM_LOG_LEVEL"),
         ("MIDSTREAM_ENGINE", "abacus", "MIDSTREAM_ENGINE"),
         ("MIDSTREAM_NAME", "a/b", "MIDSTREAM_NAME"),
+        ("MIDSTREAM_VLLM_ARGS", "--chat-template 'open", "MIDSTREAM_VLLM_ARGS"),
+        ("MIDSTREAM_VLLM_MORE_MODELS", '["some/model", ""]', "every command line begins with a model"),
+        ("MIDSTREAM_VLLM_MORE_MODELS", "some/model", "vllm_more_models"),
         ("MIDSTREAM_API_KEYS", "bob:read", "name:scope+scope:sha256"),
         ("MIDSTREAM_API_KEYS", f"bob:rule:{'0' * 64}", "unknown scope 'rule'"),
     ],
@@ -72,6 +75,24 @@ def test_P29_a_bad_or_unknown_setting_refuses_to_start(
         load_settings()
     assert told in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_the_served_name_is_the_models_own_unless_said(tmp_path: Path) -> None:
+    assert load_settings().served_model == "sim"
+    assert load_settings(engine="vllm", vllm_model="some/model").served_model == "some/model"
+    assert load_settings(engine="vllm", vllm_model=str(tmp_path)).served_model == tmp_path.name
+    assert load_settings(engine="vllm", vllm_model=str(tmp_path), model="chat").served_model == "chat"
+
+
+def test_flags_of_vllm_serve_are_split_as_a_shell_would() -> None:
+    settings = load_settings(engine="vllm", vllm_model="m", vllm_args="--chat-template 'a b.jinja' -O1")
+    assert settings.vllm_flags == ("m", "--served-model-name", "m", "--chat-template", "a b.jinja", "-O1")
+
+
+def test_P29_a_model_folder_that_is_not_there_is_not_looked_for_on_a_hub(tmp_path: Path) -> None:
+    settings = load_settings(engine="vllm", vllm_model=str(tmp_path / "nothing"))
+    with pytest.raises(BadInput, match="no model in .*nothing"):
+        _ = settings.vllm_flags
 
 
 @pytest.mark.parametrize(
@@ -139,7 +160,9 @@ def test_secret_comes_from_the_setting_or_the_file(tmp_path: Path) -> None:
 
 
 def test_a_child_gets_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    parent = load_settings(secret=SECRET, policy_params={"balance": {"low": 3}}, gateway_port=0, tick_ms=50)
+    parent = load_settings(
+        secret=SECRET, policy_params={"balance": {"low": 3}}, gateway_port=0, tick_ms=50, vllm_more_models=["a -O1"]
+    )
     environment = child_environment(parent, name="i7", sim_blocks=99)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

@@ -146,7 +146,7 @@ def test_ci_runs_the_tests() -> None:
     assert "make test" in script.read_text()
 
 
-@pytest.mark.parametrize("target", ["help", "demo", "test", "check", "up", "bench", "sim", "clean"])
+@pytest.mark.parametrize("target", ["help", "demo", "test", "check", "up", "bench", "sim", "vllm", "clean"])
 def test_make_targets_exist(target: str) -> None:
     done = subprocess.run(
         ["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from midstream.api.cli.up import state as up_state
 from midstream.api.cli.up.leftover import end_leftover_valkey
-from midstream.api.cli.up.parts import Part, ServiceProcess, ValkeyProcess
+from midstream.api.cli.up.parts import READY_S, Part, ServiceProcess, ValkeyProcess
 from midstream.api.cli.up.supervisor import Supervisor
 from midstream.api.http_server import bind
 from midstream.api.keys import create_key
@@ -26,9 +26,9 @@ LOG_DIR = "logs"
 
 
 class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of what. `sizes` are the KV blocks of each instance."""
+    """How many of what. `sizes` are the KV blocks of each instance, `None` for what the settings say."""
 
-    sizes: tuple[int, ...]
+    sizes: tuple[int | None, ...]
     controllers: int = 1
 
     def __post_init__(self) -> None:
@@ -80,7 +80,13 @@ class LocalCluster:
         llumlets = [self._llumlet(index, blocks) for index, blocks in enumerate(self._plan.sizes)]
         controllers = [self._service("controller", f"controller-{i}") for i in range(self._plan.controllers)]
         keepers = [self._service("archiver", "archiver"), self._service("worker", "worker"), *controllers]
-        await self._supervisor.start(keepers, llumlets, [self._gateway, self._admin])
+        if self._settings.engine == "vllm":
+            # Engines that load take every core for half a minute; whoever started beside them would miss its deadline.
+            await self._supervisor.start(keepers, [self._admin])
+            await self._supervisor.start(llumlets)
+            await self._supervisor.start([self._gateway])
+        else:
+            await self._supervisor.start(keepers, llumlets, [self._gateway, self._admin])
 
     async def stop(self) -> None:
         """End everything in order: faces and instances first, then who keeps the log, then the log."""
@@ -106,8 +112,11 @@ class LocalCluster:
     def _service(self, kind: str, name: str, **changes: object) -> ServiceProcess:
         return self._process(kind, name, lambda _: [], **changes)
 
-    def _llumlet(self, index: int, blocks: int) -> ServiceProcess:
-        return self._service("llumlet", f"i{index}", sim_blocks=blocks)
+    def _llumlet(self, index: int, blocks: int | None) -> ServiceProcess:
+        changes: dict[str, object] = {} if blocks is None else {f"{self._settings.engine}_blocks": blocks}
+        if self._settings.engine == "vllm" and self._settings.vllm_cpu_threads is None:
+            changes["vllm_cpu_threads"] = max(1, (os.cpu_count() or 1) // len(self._plan.sizes))
+        return self._service("llumlet", f"i{index}", **changes)
 
     def _listener(self, kind: str, host: str, port: int, **changes: object) -> ServiceProcess:
         """A face keeps its address over restarts, also when the first start took a free port."""
@@ -119,7 +128,9 @@ class LocalCluster:
         self, kind: str, name: str, arguments: Callable[[str | None], list[str]], **changes: object
     ) -> ServiceProcess:
         env = child_environment(self._settings, name=name, health_file=None, **changes)
-        return ServiceProcess(kind, name, arguments, env, self._data_dir / LOG_DIR / f"{name}.log")
+        is_slow = self._settings.engine == "vllm" and kind in ("llumlet", "gateway")
+        ready_s = READY_S + (self._settings.vllm_boot_s if is_slow else 0.0)
+        return ServiceProcess(kind, name, arguments, env, self._data_dir / LOG_DIR / f"{name}.log", ready_s)
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from midstream.api.cli.up.cluster import LocalCluster
     from midstream.api.cli.up.state import UpState
 
-DEFAULT_INSTANCES = 4
+DEFAULT_INSTANCES = {"sim": 4, "vllm": 2}
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +23,10 @@ def register(app: typer.Typer) -> None:
 
 def up(
     context: typer.Context,
-    instances: Annotated[int, typer.Option(help="How many instances, all alike.")] = DEFAULT_INSTANCES,
+    engine: Annotated[str | None, typer.Option(help="Engine of the instances: sim or vllm.")] = None,
+    instances: Annotated[
+        int | None, typer.Option(help="How many instances, all alike.", show_default="sim 4, vllm 2")
+    ] = None,
     sizes: Annotated[str | None, typer.Option(help="KV blocks of each instance instead: 400,200,200.")] = None,
     controllers: Annotated[int, typer.Option(min=1, max=8, help="How many controllers.")] = 1,
     gateway_port: Annotated[int | None, typer.Option(help="Port of the OpenAI API; 0 takes a free one.")] = None,
@@ -40,8 +43,11 @@ def up(
     from midstream.api.cli.up.cluster import ClusterPlan, local_cluster
     from midstream.api.cli.up.until import until_signal
 
-    settings = globals_of(context).settings(gateway_port=gateway_port, admin_port=admin_port, sim_time_scale=time_scale)
-    plan = ClusterPlan(sizes=parse_sizes(sizes) or (settings.sim_blocks,) * instances, controllers=controllers)
+    settings = globals_of(context).settings(
+        engine=engine, gateway_port=gateway_port, admin_port=admin_port, sim_time_scale=time_scale
+    )
+    count = DEFAULT_INSTANCES[settings.engine] if instances is None else instances
+    plan = ClusterPlan(sizes=parse_sizes(sizes) or (None,) * count, controllers=controllers)
     cluster = local_cluster(settings, plan, say)
     raise typer.Exit(asyncio.run(until_signal(cluster, lambda running: _announce(running, output))))
 

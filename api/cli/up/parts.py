@@ -57,13 +57,20 @@ class ServiceProcess:
     """`midstream KIND` in a process group of its own, its log in a file. It must say on stdout when it is ready."""
 
     def __init__(
-        self, kind: str, name: str, arguments: Callable[[str | None], list[str]], env: Mapping[str, str], log: Path
+        self,
+        kind: str,
+        name: str,
+        arguments: Callable[[str | None], list[str]],
+        env: Mapping[str, str],
+        log: Path,
+        ready_s: float = READY_S,
     ) -> None:
         self.kind = kind
         self.name = name
         self._arguments = arguments
         self._env = dict(env)
         self._log = log
+        self._ready_s = ready_s
         self._process: asyncio.subprocess.Process | None = None
         self._drain: asyncio.Task[None] | None = None
         self._address: str | None = None
@@ -88,11 +95,11 @@ class ServiceProcess:
                 start_new_session=True, limit=LINE_BYTES_MAX,
             )  # fmt: skip
         try:
-            async with asyncio.timeout(READY_S):
+            async with asyncio.timeout(self._ready_s):
                 self._address = await self._ready(self._process)
         except TimeoutError:
             await self._end()
-            raise MidstreamError(f"{self.name} was not ready within {READY_S:g} s; see {self._log}") from None
+            raise MidstreamError(f"{self.name} was not ready within {self._ready_s:g} s; see {self._log}") from None
         except MidstreamError as error:
             await self._end()
             raise MidstreamError(f"{self.name} did not start: {self._last_words(log_start) or error}") from None

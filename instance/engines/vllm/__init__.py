@@ -1,0 +1,1 @@
+"""The engine adapter for vLLM: an unpatched vLLM through its public seams."""

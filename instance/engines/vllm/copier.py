@@ -1,0 +1,153 @@
+"""Moves KV bytes between workers, in a thread with an event loop of its own, never in step with the model."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import msgspec
+
+from midstream.control.errors import MidstreamError
+from midstream.instance.engines.vllm import calls
+from midstream.instance.engines.vllm.frames import frame, read_frame
+from midstream.instance.engines.vllm.kv_memory import KvMemory
+from midstream.migration.transfers.base import Channel
+from midstream.migration.transfers.rpc import RpcTransfer
+
+
+def start_copier(socket: str, rank: int, memory: KvMemory) -> threading.Thread:
+    """Start the thread; it ends when the llumlet closes the connection."""
+    thread = threading.Thread(
+        target=lambda: asyncio.run(Copier(rank, memory).serve(socket)), name="midstream copier", daemon=True
+    )
+    thread.start()
+    return thread
+
+
+class Copier:
+    """One worker's end of all transfers, told what to do by the llumlet."""
+
+    def __init__(self, rank: int, memory: KvMemory) -> None:
+        self._rank = rank
+        self._memory = memory
+        self._transfer: RpcTransfer | None = None
+        self._channels: dict[str, tuple[str, Channel]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def serve(self, socket: str) -> None:
+        """Take calls until the other side closes."""
+        reader, self._writer = await asyncio.open_unix_connection(socket)
+        self._answer(0, calls.Hello(rank=self._rank, block_bytes=self._memory.block_bytes))
+        try:
+            while True:
+                call = msgspec.msgpack.decode(await read_frame(reader), type=calls.CopierCall)
+                task = asyncio.get_running_loop().create_task(self._do(call))
+                self._tasks[call.number] = task
+                task.add_done_callback(lambda _, number=call.number: self._tasks.pop(number, None))
+        except asyncio.IncompleteReadError:
+            pass  # the llumlet is gone, or has no more use for us
+        finally:
+            await self._end()
+
+    async def _end(self) -> None:
+        for task in list(self._tasks.values()):
+            task.cancel()
+        if self._transfer is not None:
+            await self._transfer.stop()
+        self._writer.close()
+
+    async def _do(self, call: calls.CopierCall) -> None:
+        try:
+            self._answer(call.number, await self._perform(call.what))
+        except asyncio.CancelledError:
+            self._answer(call.number, calls.Failed(reason="cancelled"))
+        except (MidstreamError, OSError, IndexError) as error:
+            self._answer(call.number, calls.Failed(reason=str(error)))
+
+    def _answer(self, number: int, what: calls.FromCopier) -> None:
+        self._writer.write(frame(msgspec.msgpack.encode(calls.CopierAnswer(number, what))))
+
+    async def _perform(self, what: calls.ToCopier) -> calls.Done:
+        match what:
+            case calls.Open():
+                return await self._open(what)
+            case calls.Expect():
+                self._ready().expect(what.handle, Incoming(self._memory, what))
+            case calls.Forget():
+                await self._ready().forget(what.handle)
+            case calls.SendBlocks():
+                return await self._send(what)
+            case calls.CancelCall():
+                await self._cancel(what.call)
+            case calls.HangUp():
+                await self._hang_up(what.channel)
+        return calls.Done()
+
+    async def _open(self, order: calls.Open) -> calls.Done:
+        self._transfer = RpcTransfer(
+            order.host,
+            order.port + self._rank if order.port else 0,
+            secret=order.secret,
+            advertise_host=order.advertise_host or None,
+            stall_s=order.stall_s,
+        )
+        return calls.Done(address=await self._transfer.start())
+
+    def _ready(self) -> RpcTransfer:
+        if self._transfer is None:
+            raise OSError("the transfer has not been opened")
+        return self._transfer
+
+    async def _send(self, order: calls.SendBlocks) -> calls.Done:
+        try:
+            channel = await self._channel(order)
+            report = await channel.send(list(self._outgoing(order)), checksum=order.checksum)
+        except BaseException:
+            await self._hang_up(order.channel)
+            raise
+        return calls.Done(copied_bytes=report.copied_bytes, duration_ms=report.duration_ms)
+
+    def _outgoing(self, order: calls.SendBlocks) -> Iterator[tuple[int, memoryview]]:
+        """Plane by plane, so that pieces of equal length stand together and fill a frame."""
+        planes = len(self._memory.planes)
+        for plane in range(planes):
+            for index, block_id in enumerate(order.block_ids, order.first):
+                yield index * planes + plane, self._memory.view(block_id, plane)
+
+    async def _channel(self, order: calls.SendBlocks) -> Channel:
+        route = f"{order.address} {order.handle}"
+        known = self._channels.get(order.channel)
+        if known is not None and known[0] == route:
+            return known[1]
+        await self._hang_up(order.channel)
+        channel = await self._ready().open(order.address, order.handle)
+        self._channels[order.channel] = (route, channel)
+        return channel
+
+    async def _cancel(self, number: int) -> None:
+        task = self._tasks.get(number)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _hang_up(self, name: str) -> None:
+        known = self._channels.pop(name, None)
+        if known is not None:
+            await known[1].close()
+
+
+class Incoming:
+    """Where the blocks of one reservation are written."""
+
+    def __init__(self, memory: KvMemory, order: calls.Expect) -> None:
+        self._memory = memory
+        self._first = order.first
+        self._block_ids = order.block_ids
+
+    def __call__(self, index: int) -> memoryview:
+        """The memory of one plane of one block. Raises `IndexError` outside the reservation."""
+        block, plane = divmod(index, len(self._memory.planes))
+        if not 0 <= block - self._first < len(self._block_ids):
+            raise IndexError(f"block {block} is not to be written")
+        return self._memory.view(self._block_ids[block - self._first], plane)

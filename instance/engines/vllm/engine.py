@@ -1,0 +1,326 @@
+"""A real vLLM behind the engine port: its core and workers in a process group of their own.
+
+The llumlet speaks to the core through vLLM's own client, without output processor, and to the workers'
+copiers through a Unix socket, so that bytes of KV never wait for a step, nor a step for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from midstream.control.errors import BadInput, EngineFailed, Refused
+from midstream.control.state import Fingerprint, Load
+from midstream.instance.engines.base import BlockAccount, Output, Reserved, RoundReport, Route, SlotProgress
+from midstream.instance.engines.vllm import calls
+from midstream.instance.engines.vllm.arriving import Arriving
+from midstream.instance.engines.vllm.config import VllmConfig
+from midstream.instance.engines.vllm.copier_link import CopierLink
+from midstream.instance.engines.vllm.core_link import CoreLink
+from midstream.instance.engines.vllm.finish import finish_text
+from midstream.instance.engines.vllm.fingerprint import fingerprint_of, weights_revision
+from midstream.instance.engines.vllm.leaving import Leaving
+from midstream.instance.engines.vllm.runs import Outbound, Run
+from midstream.migration.protocol.messages import RequestSpec, RunState
+
+REPORT_ID = ""
+REPORT_KEY = "midstream"
+
+
+class VllmEngine:
+    """`Engine` by vLLM. It lives once: started, stopped, and not started again."""
+
+    def __init__(self, config: VllmConfig) -> None:
+        if not config.secret:
+            raise BadInput("a vLLM engine needs the cluster's secret: its workers exchange KV with peers")
+        self._config = config
+        self._runs: dict[str, Run] = {}
+        self._out = Outbound()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._progress: dict[str, SlotProgress] = {}
+        self._load = Load()
+        self._account = BlockAccount(0, 0, 0, 0)
+        self._is_stopping = False
+
+    # --- life --------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Boot vLLM, which takes a while, without blocking the loop. Raises `EngineFailed`, `BadInput`."""
+        args = self._config.all_engine_args()
+        self._core = CoreLink(self._config, args)
+        self._copiers = CopierLink()
+        self._core.on_report = self._take_report
+        try:
+            await self._boot(args)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _boot(self, args: dict[str, Any]) -> None:
+        await self._copiers.listen(self._core.copier_socket)
+        vllm_config = await self._core.start()
+        self._facts = await self._core.call("mig_facts", None, calls.CoreFacts)
+        self._spawn(self._pump())
+        await self._core.call("mig_attach", calls.Attach(socket=self._core.copier_socket), type(None))
+        await self._copiers.open(self._facts.workers, self._opening())
+        await self._describe_itself(vllm_config, args)
+        self._leaving = Leaving(self._core, self._copiers, lambda: self._facts.block_tokens)
+        self._arriving = Arriving(self._core, self._copiers)
+        self._spawn(self._heartbeat())
+        self._spawn(self._watch())
+
+    def _opening(self) -> calls.Open:
+        config = self._config
+        return calls.Open(
+            host=config.transfer_host,
+            port=config.transfer_port,
+            advertise_host=config.transfer_advertise_host,
+            secret=config.secret,
+            stall_s=config.stall_s,
+        )
+
+    async def _describe_itself(self, vllm_config: Any, args: dict[str, Any]) -> None:
+        from midstream.instance.engines.vllm.states import Requests, logprob_entries
+
+        name = vllm_config.model_config.served_model_name
+        revision = await asyncio.to_thread(weights_revision, self._config.model, args)
+        self._fingerprint = fingerprint_of(self._config, self._facts, name, revision)
+        self._requests = Requests(vllm_config, self._facts.tokens_max, name)
+        self._logprob_entries = logprob_entries
+
+    async def stop(self) -> None:
+        """End the core, its workers and everything here."""
+        self._is_stopping = True
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._copiers.stop()
+        await self._core.stop()
+
+    async def failed(self) -> str:
+        """Return, with a reason, only when the engine has died."""
+        reason = await asyncio.shield(self._core.died)
+        if self._is_stopping:
+            await asyncio.Event().wait()
+        return reason
+
+    async def _watch(self) -> None:
+        await asyncio.shield(self._core.died)
+        for slot in list(self._runs):
+            self._leaving.disturb(slot, "gone")
+        self._runs.clear()
+        self._arriving.lose()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.heartbeat_s)
+            await self._core.call("mig_report", None, type(None))
+
+    # --- what it is --------------------------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What another engine must have equal before KV may pass."""
+        return self._fingerprint
+
+    @property
+    def blocks_total(self) -> int:
+        """KV blocks."""
+        return self._facts.blocks_total
+
+    @property
+    def slots_max(self) -> int:
+        """Requests that may run at once."""
+        return self._facts.slots_max
+
+    @property
+    def tokens_max(self) -> int:
+        """Longest prompt + output."""
+        return self._facts.tokens_max
+
+    @property
+    def process_group(self) -> int | None:
+        """Of the engine's processes."""
+        return self._core.process_group
+
+    def transfers(self) -> tuple[str, ...]:
+        """Backends it can send and receive with, best first."""
+        return () if self._facts.refusal else ("rpc",)
+
+    # --- outputs and reports -----------------------------------------------------------------------
+
+    async def _pump(self) -> None:
+        while True:
+            await self._out.room()
+            batch = await self._core.outputs()
+            for output in batch:
+                if output.request_id == REPORT_ID:
+                    report = output.kv_transfer_params[REPORT_KEY]
+                    self._take_report(msgspec.msgpack.decode(report, type=calls.Report))
+            for output in batch:
+                if output.request_id in self._runs:
+                    self._take(self._runs[output.request_id], output)
+
+    def _take(self, run: Run, output: Any) -> None:
+        finish = None
+        if output.finish_reason is not None:
+            finish = finish_text(int(output.finish_reason), output.stop_reason)
+            run.is_ended = True
+            del self._runs[run.slot]
+            self._leaving.disturb(run.slot, "gone")
+        self._out.put(run.take(tuple(output.new_token_ids), self._logprob_entries(output), finish))
+
+    def _take_report(self, report: calls.Report) -> None:
+        before = self._progress
+        self._progress = {progress.slot: progress for progress in report.runs}
+        self._load = report.load
+        self._account = report.account or self._account
+        for slot, progress in self._progress.items():
+            if slot in before and progress.preemptions > before[slot].preemptions:
+                self._leaving.disturb(slot, "preempted")
+
+    async def outputs(self) -> list[Output]:
+        """Wait for and take the next outputs, in order per slot. One caller at a time."""
+        return await self._out.take()
+
+    def load(self) -> Load:
+        """The load, as last reported."""
+        unseen = sum(slot not in self._progress for slot in self._runs)
+        return msgspec.structs.replace(self._load, waiting=self._load.waiting + unseen)
+
+    def account(self) -> BlockAccount:
+        """Where all blocks are, as last counted."""
+        return self._account
+
+    def progress(self) -> tuple[SlotProgress, ...]:
+        """All runs, in arrival order."""
+        seen = [progress for slot, progress in self._progress.items() if slot in self._runs]
+        return (*seen, *(run.unseen() for slot, run in self._runs.items() if slot not in self._progress))
+
+    async def faults(self) -> tuple[str, ...]:
+        """Broken invariants inside the core, in words (P07)."""
+        return await self._core.call("mig_faults", None, tuple[str, ...])
+
+    async def reset_prefix_cache(self) -> None:
+        """Let no later request find a prefix that is cached now. Raises `EngineFailed` while there are runs."""
+        if not await self._core.utility("reset_prefix_cache"):
+            raise EngineFailed("blocks are in use")
+
+    async def describe(self, slot: str) -> SlotProgress:
+        """Raises `Refused("gone")`."""
+        return await self._core.call("mig_describe", calls.OfSlot(slot), SlotProgress)
+
+    # --- requests ----------------------------------------------------------------------------------
+
+    async def submit(self, slot: str, spec: RequestSpec, outputs: tuple[int, ...] = ()) -> None:
+        """Queue a run. Raises `Refused`, `EngineFailed`."""
+        if slot in self._runs or self._arriving.holds(slot):
+            return
+        request = self._requests.core_request(slot, spec)
+        run = self._runs[slot] = Run(slot, spec, len(outputs))
+        try:
+            if outputs or self._requests.needs_own_door(request):
+                await self._submit_by_ours(run, request, outputs)
+            else:
+                await self._core.add(request)
+        except BaseException:
+            self._runs.pop(slot, None)
+            raise
+
+    async def _submit_by_ours(self, run: Run, request: Any, outputs: tuple[int, ...]) -> None:
+        order = calls.Submit(slot=run.slot, request=self._requests.encoded(request), outputs=outputs)
+        submitted = await self._core.call("mig_submit", order, calls.Submitted)
+        if submitted.finish is not None and self._runs.pop(run.slot, None) is not None:
+            self._out.put(run.take((), (), submitted.finish))
+
+    async def abort(self, slot: str) -> int:
+        """End a run or a reservation; return the blocks it held once nothing reads or writes them."""
+        if self._core.died.done():
+            return 0
+        if self._runs.pop(slot, None) is None:
+            return await self._arriving.cancel(slot)
+        self._out.drop(slot)
+        self._leaving.disturb(slot, "gone")
+        freed = await self._core.call("mig_abort", calls.OfSlot(slot), calls.Freed)
+        await self._leaving.settle(slot)
+        return freed.blocks
+
+    # --- leaving -----------------------------------------------------------------------------------
+
+    async def copy(self, slot: str, first_block: int, route: Route, *, checksum: bool = False) -> RoundReport:
+        """Copy what is final from there on. Raises `TransferFailed`, `Refused` (`gone`, `preempted`, `thawed`)."""
+        self._run(slot)
+        return await self._leaving.copy(slot, first_block, route, checksum=checksum)
+
+    async def freeze(self, slot: str) -> RunState:
+        """Take the run out at a step boundary. Raises `Refused` (`gone`, `finished`), `EngineFailed`."""
+        run = self._run(slot)
+        try:
+            frozen = await self._core.call("mig_freeze", calls.OfSlot(slot), calls.Frozen)
+            await run.reaches(len(frozen.outputs))
+        except asyncio.CancelledError:
+            self._spawn(self.thaw(slot))  # reaches the core before any later call can
+            raise
+        except Refused as refusal:
+            raise self._ended(run, refusal) from None
+        return RunState(
+            spec=run.spec,
+            outputs=frozen.outputs,
+            computed=frozen.computed,
+            blocks=frozen.blocks,
+            logprobs=tuple(run.logprobs[: len(frozen.outputs)]),
+            rng=frozen.rng,
+            preemptions=frozen.preemptions,
+        )
+
+    def _ended(self, run: Run, refusal: Refused) -> Refused:
+        """A run that was there when the freeze was asked for and has ended by itself since."""
+        if refusal.code == "gone" and (run.is_ended or self._runs.get(run.slot) is run):
+            return Refused("finished", f"{run.slot} ended with its last step")
+        return refusal
+
+    async def thaw(self, slot: str) -> None:
+        """Let a frozen run go on exactly where it was. Not frozen or gone: nothing."""
+        if slot in self._runs and not self._core.died.done():
+            await self._core.call("mig_thaw", calls.OfSlot(slot), type(None))
+
+    # --- arriving ----------------------------------------------------------------------------------
+
+    async def reserve(
+        self, slot: str, spec: RequestSpec, outputs: tuple[int, ...], blocks: int, transfers: tuple[str, ...]
+    ) -> Reserved:
+        """Hold blocks and a run slot. Raises `Refused`, `EngineFailed`; again: the same answer."""
+        if slot in self._runs:
+            raise Refused("duplicate", f"{slot} already runs here")
+        if not set(self.transfers()) & set(transfers):
+            raise Refused("no_transfer", f"offered {', '.join(transfers) or 'none'}; here is rpc")
+        request = self._requests.core_request(slot, spec)
+        return await self._arriving.reserve(slot, self._requests.encoded(request), outputs, blocks)
+
+    async def adopt(self, slot: str, state: RunState) -> None:
+        """Turn a reservation into a run. Again: nothing. Raises `Refused("gone")`."""
+        if slot in self._runs:
+            return
+        await self._arriving.close(slot)
+        self._runs[slot] = Run(slot, state.spec, len(state.outputs), state.logprobs)
+        try:
+            await self._arriving.adopt(slot, state)
+        except BaseException:
+            self._runs.pop(slot, None)
+            raise
+
+    def _run(self, slot: str) -> Run:
+        run = self._runs.get(slot)
+        if self._core.died.done():
+            raise EngineFailed(self._core.died.result())
+        if run is None:
+            raise Refused("gone", f"no run {slot} here")
+        return run

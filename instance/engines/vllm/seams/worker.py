@@ -1,0 +1,89 @@
+"""Touches of vLLM inside a worker process: the V1 runner's request cache and the KV tensors."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.serial_utils import MsgpackDecoder
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+from midstream.instance.engines.vllm import calls
+from midstream.instance.engines.vllm.generators import generator_for, state_of
+from midstream.instance.engines.vllm.seams.version import check_parameters, check_parts
+
+RUNNER_PARTS = ("kv_caches", "kv_cache_config", "attn_groups", "device", "requests", "input_batch")
+CACHED_FIELDS = (
+    "req_id prompt_token_ids mm_features sampling_params generator block_ids num_computed_tokens output_token_ids"
+).split()
+
+
+def check_worker(worker: Any) -> None:
+    """Raises `BadInput` if this vLLM's worker lacks anything used here."""
+    check_parts(worker, ("model_runner", "rank"))
+    check_parts(worker.model_runner, RUNNER_PARTS[:4] if is_v2(worker) else RUNNER_PARTS)
+    check_parameters(CachedRequestState, CACHED_FIELDS)
+
+
+def is_v2(worker: Any) -> bool:
+    """Whether the V2 model runner is in use; it keeps no request state that would have to move."""
+    return bool(worker.use_v2_model_runner)
+
+
+def rank_of(worker: Any) -> int:
+    """The worker's number; equal numbers exchange KV."""
+    return int(worker.rank)
+
+
+def kv_tensors(worker: Any) -> tuple[list[Any], int]:
+    """One tensor per layer, and the number of blocks."""
+    runner = worker.model_runner
+    tensors = [t for t in runner.kv_caches if t is not None]
+    return tensors, int(runner.kv_cache_config.num_blocks)
+
+
+def layout_of(worker: Any) -> str:
+    """What must be equal for bytes of KV to mean the same: shape, strides, type, back end and, on CPU, its ISA."""
+    tensors, _ = kv_tensors(worker)
+    first = tensors[0]
+    at = [f"{size}/{stride}" for size, stride in zip(first.shape[1:], first.stride()[1:], strict=True)]
+    group = worker.model_runner.attn_groups[0][0]
+    place = f"cpu-{_instruction_set(group)}" if first.device.type == "cpu" else first.device.type
+    kind = str(first.dtype).removeprefix("torch.")
+    return f"{group.backend.get_name()} {place} {len(tensors)}x{kind}[{' '.join(at)}]"
+
+
+def _instruction_set(group: Any) -> str:
+    """The attention kernel's choice: it may pack keys differently for each."""
+    chosen = getattr(group.get_metadata_builder(), "isa", "any")
+    return f"{platform.machine()}-{torch.backends.cpu.get_cpu_capability().lower()}-{chosen}"
+
+
+def insert_request(worker: Any, insert: calls.Insert) -> None:
+    """Put a run that did not begin here into the V1 runner's cache, before it is first scheduled."""
+    runner = worker.model_runner
+    request = MsgpackDecoder(EngineCoreRequest).decode(insert.request)
+    params, outputs = request.sampling_params, list(insert.outputs)
+    generator = None
+    if params.seed is not None and params.temperature >= 1e-5:
+        vocabulary = runner.input_batch.vocab_size
+        generator = generator_for(params.seed, outputs, insert.rng, runner.device, vocabulary)
+    runner.requests[insert.slot] = CachedRequestState(
+        req_id=insert.slot,
+        prompt_token_ids=request.prompt_token_ids,
+        mm_features=[],
+        sampling_params=params,
+        generator=generator,
+        block_ids=(list(insert.block_ids),),
+        num_computed_tokens=insert.computed,
+        output_token_ids=outputs,
+    )
+
+
+def generator_state(worker: Any, slot: str) -> bytes:
+    """The state of a run's generator; empty if it has none."""
+    cached = worker.model_runner.requests.get(slot)
+    generator = None if cached is None else cached.generator
+    return b"" if generator is None else state_of(generator)
