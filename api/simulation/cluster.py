@@ -22,6 +22,7 @@ from midstream.api.simulation.workload import CONTROLLERS, GATEWAYS, Arrival, Lo
 from midstream.control.adapters.memory_log import MemoryLogStore
 from midstream.control.errors import Refused
 from midstream.control.events import DrainCancelled, DrainRequested, MoveRequested
+from midstream.control.ids import Position
 from midstream.control.simulate.faults import Crash, FaultPlan
 from midstream.control.simulate.loop import VirtualClock
 from midstream.migration.wires.memory import MemoryNetwork
@@ -45,7 +46,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     is_cut_off: bool = False
     """Its gateway crashed: no promise holds beyond that."""
     is_untold: bool = False
-    """Its gateway crashed with facts that the log had not got yet."""
+    """Its gateway crashed with facts that the log had not got yet, or that only a log had which lost its memory."""
 
 
 class Cluster:
@@ -114,7 +115,7 @@ class Cluster:
     async def _kill(self, node: SimNode) -> None:
         await node.crash()
         if isinstance(node, GatewayNode):
-            self._mark_victims(node)
+            self._mark_victims(node, await self.world.archive.position())
 
     async def _strike(self, strike: Strike) -> None:
         """Lie in wait for a move, hit it, and let go."""
@@ -148,11 +149,12 @@ class Cluster:
                 waiting.set_result(moving)
         self._waiting = [(phase, waiting) for phase, waiting in self._waiting if not waiting.done()]
 
-    def _mark_victims(self, node: GatewayNode) -> None:
+    def _mark_victims(self, node: GatewayNode, archived: Position) -> None:
+        may_be_lost = bool(self.scenario.outages) and node.publisher.confirmed > archived
         for outcome in self.outcomes:
             if outcome.arrival.gateway == node.gateway_name:
                 outcome.is_cut_off |= outcome.arrival.spec.request in node.gateway.live
-                outcome.is_untold |= node.publisher.unsent > 0
+                outcome.is_untold |= node.publisher.unsent > 0 or may_be_lost
 
     async def _outage(self, outage: LogOutage) -> None:
         store = self.world.store
