@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import random
 from collections.abc import Callable
 from typing import Protocol
@@ -21,7 +22,7 @@ from midstream.migration.transfers.rpc import RpcTransfer
 from midstream.migration.wires.memory import MemoryNetwork
 from tests.contracts.engine_links import Link
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def sim_memory() -> SimRig:
@@ -33,35 +34,75 @@ def sim_rpc() -> SimRig:
     return SimRig(lambda _: RpcTransfer("127.0.0.1", secret=b"a secret of the cluster"))
 
 
+def vllm_rpc() -> Rig:
+    from tests.instance.engines.vllm.contract_rig import VllmRig
+
+    return VllmRig()
+
+
 RIGS: dict[str, Callable[[], Rig]] = {"sim-memory": sim_memory, "sim-rpc": sim_rpc}
 """A new engine is held to the contract by one line here."""
+if importlib.util.find_spec("vllm") is not None:
+    RIGS["vllm"] = vllm_rpc
+
+
+class AnyLink(Protocol):
+    """What stands in the way of an engine's copies: `Link`, or something like it."""
+
+    channels_open: int
+    gate: asyncio.Event
+    sending: asyncio.Event
+    flip: tuple[int, int] | None
+    swaps: bool
+    is_broken: bool
 
 
 class Rig(Protocol):
-    """One kind of engine under the contract. Sizes are small: tests fill them."""
+    """One kind of engine under the contract, for a whole module. Sizes are small: tests fill them."""
 
     slots: int
     blocks: int
     block_tokens: int
-    links: dict[str, Link]
-    """The transfers of engines `a` and `b`, which can be told to wait, fail or alter bytes."""
+    prompt: int
+    """Tokens of a prompt that fills a block, with room for 100 more."""
+    links: dict[str, AnyLink]
+    """What engines `a` and `b` send through, which can be told to wait, fail or alter bytes."""
+    ended_codes: tuple[str, ...]
+    """What a freeze may say of a run that just ended."""
+    steps_meanwhile: int
+    """Steps that an engine may make between two calls of a test."""
 
-    def engine(self, name: str) -> Engine: ...
+    async def open(self) -> None: ...
 
-    def undisturbed(self, spec: RequestSpec) -> tuple[tuple[int, ...], str]:
-        """Output ids and finish reason of a run that nothing happens to."""
+    async def close(self) -> None: ...
 
-    def faults(self, engine: Engine) -> tuple[str, ...]:
+    async def begin(self) -> dict[str, Engine]:
+        """Two started engines, `a` and `b`, with nothing in them."""
+
+    async def end(self) -> None:
+        """The test is over; its runs have been aborted."""
+
+    async def undisturbed(self, spec: RequestSpec) -> tuple[tuple[int, ...], str]:
+        """Output ids and finish reason of a run that nothing happens to. Asked for when the test is over."""
+
+    def is_repeatable(self, spec: RequestSpec) -> bool:
+        """Whether two runs of it make the same tokens."""
+
+    async def faults(self, engine: Engine) -> tuple[str, ...]:
         """Broken invariants inside the engine."""
 
 
 class SimRig:
     """Simulated engines with steps of about 1.5 ms, over one of the transfers."""
 
-    slots, blocks, block_tokens = 4, 64, 4
+    slots, blocks, block_tokens, prompt = 4, 64, 4, 21
+    ended_codes = ("finished",)
+    steps_meanwhile = 0
 
     def __init__(self, transfer: Callable[[str], Transfer]) -> None:
-        self.links = {name: Link(transfer(name)) for name in ("a", "b")}
+        self._transfer = transfer
+        self.links: dict[str, AnyLink] = {}
+        self._engines: dict[str, SimEngine] = {}
         self._config = SimConfig(
             blocks_total=self.blocks,
             block_tokens=self.block_tokens,
@@ -71,14 +112,31 @@ class SimRig:
             time_scale=0.05,
         )
 
-    def engine(self, name: str) -> Engine:
-        link = self.links[name]
-        return SimEngine(self._config, {link.name: link})
+    async def open(self) -> None:
+        pass  # each test has engines of its own
 
-    def undisturbed(self, spec: RequestSpec) -> tuple[tuple[int, ...], str]:
+    async def close(self) -> None:
+        pass
+
+    async def begin(self) -> dict[str, Engine]:
+        links = {name: Link(self._transfer(name)) for name in ("a", "b")}
+        self.links = dict(links)
+        self._engines = {name: SimEngine(self._config, {link.name: link}) for name, link in links.items()}
+        for engine in self._engines.values():
+            await engine.start()
+        return dict(self._engines)
+
+    async def end(self) -> None:
+        for engine in self._engines.values():
+            await engine.stop()
+
+    async def undisturbed(self, spec: RequestSpec) -> tuple[tuple[int, ...], str]:
         return reference_output(spec, self._config)
 
-    def faults(self, engine: Engine) -> tuple[str, ...]:
+    def is_repeatable(self, spec: RequestSpec) -> bool:
+        return True
+
+    async def faults(self, engine: Engine) -> tuple[str, ...]:
         assert isinstance(engine, SimEngine)
         return engine.faults()
 
@@ -86,7 +144,7 @@ class SimRig:
 class Bench:
     """One engine with a reader that takes its outputs and holds them to their order."""
 
-    def __init__(self, engine: Engine, link: Link) -> None:
+    def __init__(self, engine: Engine, link: AnyLink) -> None:
         self.engine = engine
         self.link = link
         self.outputs: dict[str, list[int]] = {}

@@ -25,14 +25,14 @@ def report(verdict: Verdict, console: Console) -> None:
 
 def _moves(verdict: Verdict) -> Table:
     table = Table(title="Pauses that a client sees, real vLLM")
-    for name in ("prompt", "what", "context", "copied", "gap", "at seam", "downtime", "steps"):
-        table.add_column(name, justify="left" if name in {"prompt", "what"} else "right")
+    for name in ("prompt", "move", "context", "copied", "gap", "at seam", "downtime", "steps"):
+        table.add_column(name, justify="left" if name in {"prompt", "move"} else "right")
     for one in verdict.played:
         title = one.act.ask.title
         for seam in one.seams:
             table.add_row(title, f"{seam.source} → {seam.target}", *_move(one, seam))
         if one.killed_after is not None:
-            table.add_row(title, "computed again", *_replay(one, one.killed_after))
+            table.add_row(title, "recomputed", *_replay(one, one.killed_after))
     return table
 
 

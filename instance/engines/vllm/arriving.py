@@ -31,7 +31,7 @@ class Arriving:
         return slot in self._offers
 
     async def reserve(self, slot: str, request: bytes, outputs: tuple[int, ...], blocks: int) -> Reserved:
-        """Reserve, open a handle at every worker; again: the same answer. Raises `Refused`. Cancelled: nothing stays."""
+        """Reserve, open a handle at every worker; again: the same answer. Raises `Refused`. Cancelled: undone."""
         known = self._offers.get(slot)
         if known is not None:
             return known

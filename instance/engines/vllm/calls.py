@@ -113,11 +113,13 @@ class Unpinned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Frozen(msgspec.Struct, frozen=True, kw_only=True):
-    """A frozen run's state."""
+    """A frozen run's state. Its first `blocks` blocks hold its `computed` tokens."""
 
     outputs: tuple[int, ...]
+    tokens: int
     computed: int
     blocks: int
+    block_ids: tuple[int, ...]
     preemptions: int
     rng: bytes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 
@@ -44,11 +45,14 @@ class Copier:
                 call = msgspec.msgpack.decode(await read_frame(reader), type=calls.CopierCall)
                 task = asyncio.get_running_loop().create_task(self._do(call))
                 self._tasks[call.number] = task
-                task.add_done_callback(lambda _, number=call.number: self._tasks.pop(number, None))
+                task.add_done_callback(partial(self._forget_task, call.number))
         except asyncio.IncompleteReadError:
             pass  # the llumlet is gone, or has no more use for us
         finally:
             await self._end()
+
+    def _forget_task(self, number: int, _: asyncio.Task[None]) -> None:
+        self._tasks.pop(number, None)
 
     async def _end(self) -> None:
         for task in list(self._tasks.values()):

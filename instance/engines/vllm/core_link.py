@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -32,7 +33,8 @@ Value = TypeVar("Value")
 class CoreLink:
     """One core in a session of its own, so that it and its workers can be ended as a group."""
 
-    def __init__(self, config: VllmConfig, engine_args: dict[str, Any]) -> None:
+    def __init__(self, config: VllmConfig, engine_args: dict[str, Any], core_module: str = CORE_MODULE) -> None:
+        self._module = core_module
         self._config = config
         self._engine_args = engine_args
         self._folder = Path(tempfile.mkdtemp(prefix="midstream-engine-"))
@@ -63,14 +65,16 @@ class CoreLink:
             await self._spawn(handshake)
             # This process needs the same seconds of imports as the core: it spends them while the core starts.
             self._host = await asyncio.to_thread(import_module, "midstream.instance.engines.vllm.seams.host")
+            self._host.check_host(is_untested_allowed=self._config.is_untested_vllm_allowed)
             config: host.VllmConfig = await asyncio.to_thread(self._host.engine_config, self._engine_args)
             await self._until_ready(self._host.shake_hands(socket, inputs, outputs))
-        self._client = self._host.connect(config, inputs, outputs)
+        self._client = await asyncio.to_thread(self._host.connect, config, inputs, outputs)
         return config
 
     async def _until_ready(self, handshake: Coroutine[Any, Any, None]) -> None:
         ready = asyncio.ensure_future(handshake)
-        await asyncio.wait({ready, self.died}, timeout=self._config.boot_s, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {ready, self.died}
+        await asyncio.wait(either, timeout=self._config.boot_s, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             ready.cancel()
             reason = self.died.result() if self.died.done() else f"not ready after {self._config.boot_s:.0f} s"
@@ -82,7 +86,7 @@ class CoreLink:
         order = CoreOrder(engine_args=self._engine_args, handshake=handshake)
         settings = [f"{name}={value}" for name, value in self._config.environment.items()]
         self._process = await asyncio.create_subprocess_exec(
-            "env", *settings, sys.executable, "-m", CORE_MODULE, stdin=asyncio.subprocess.PIPE, start_new_session=True
+            "env", *settings, sys.executable, "-m", self._module, stdin=asyncio.subprocess.PIPE, start_new_session=True
         )
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(order) + b"\n")
@@ -104,19 +108,15 @@ class CoreLink:
 
     def _kill(self, how: signal.Signals) -> None:
         if self._process is not None:
-            try:
+            with contextlib.suppress(ProcessLookupError):  # none of the group is left
                 os.killpg(self._process.pid, how)
-            except ProcessLookupError:
-                pass  # none of the group is left
 
     async def stop(self) -> None:
         """End the core in good order, or at once if it does not; nothing of it is left afterwards."""
         if self._process is not None and self._process.returncode is None:
-            try:
+            with contextlib.suppress(ProcessLookupError, TimeoutError):  # then it is killed
                 self._process.terminate()
                 await asyncio.wait_for(self._process.wait(), self._config.stop_s)
-            except (ProcessLookupError, TimeoutError):
-                pass  # killed below
         self.declare_dead("stopped")
         if self._watch is not None:
             await asyncio.wait({self._watch})

@@ -139,20 +139,24 @@ def _submit(core: Any, call: calls.Submit) -> calls.Submitted:
         raise Refused(no, "it cannot go on exactly after its outputs")
     if seam.ended(scheduler, request):
         return calls.Submitted(finish_text(*seam.finish_of(request) or (0, None)))
+    _advance_grammar(core, request)
     is_known_to_workers = _insert(core, request, call.request, computed=0, rng=b"")
     _enter(core, request, is_resumed=bool(call.outputs) or is_known_to_workers)
     return calls.Submitted(None)
 
 
+def _advance_grammar(core: Any, request: seam.Request) -> None:
+    """If it is compiled already; else the scheduler does it as soon as it is. Raises `Refused`."""
+    if seam.waits_for_grammar(request) and seam.is_grammar_compiled(request):
+        if not seam.advance_grammar(seam.scheduler_of(core), request):
+            raise Refused("grammar", "the outputs do not follow the grammar")
+        seam.grammar_ready(request, is_resumed=True)
+
+
 def _enter(core: Any, request: seam.Request, *, is_resumed: bool) -> None:
-    tenancy, scheduler = _tenancy(core), seam.scheduler_of(core)
     if is_resumed and seam.waits_for_grammar(request):
-        tenancy.resumed.add(request.request_id)
-        if seam.is_grammar_compiled(request):
-            tenancy.resumed.discard(request.request_id)
-            seam.advance_grammar(scheduler, request)
-            seam.grammar_ready(request, is_resumed=True)
-    seam.enter(scheduler, request, is_resumed=is_resumed)
+        _tenancy(core).resumed.add(request.request_id)
+    seam.enter(seam.scheduler_of(core), request, is_resumed=is_resumed)
 
 
 def _insert(core: Any, request: seam.Request, encoded: bytes, *, computed: int, rng: bytes) -> bool:
@@ -192,8 +196,10 @@ def frozen_state(core: Any, slot: str) -> calls.Frozen:
         rng = seam.collective(core, "mig_rng", slot.encode())[0]
     return calls.Frozen(
         outputs=tuple(request.output_token_ids),
+        tokens=request.num_tokens,
         computed=computed,
         blocks=-(-computed // tokens),
+        block_ids=seam.block_ids(seam.blocks_of(scheduler, slot)),
         preemptions=request.num_preemptions,
         rng=rng,
     )
@@ -229,6 +235,7 @@ def _adopt(core: Any, call: calls.Adopt) -> None:
         raise Refused("gone", f"no reservation {call.slot} here")
     request = reservation.request
     request.append_output_token_ids(list(call.outputs[request.num_output_tokens :]))
+    _advance_grammar(core, request)
     seam.publish(scheduler, request, call.computed)
     request.num_preemptions = call.preemptions
     is_known = _insert(core, request, reservation.encoded, computed=call.computed, rng=call.rng)

@@ -18,9 +18,9 @@ from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.arriving import Arriving
 from midstream.instance.engines.vllm.config import VllmConfig
 from midstream.instance.engines.vllm.copier_link import CopierLink
-from midstream.instance.engines.vllm.core_link import CoreLink
-from midstream.instance.engines.vllm.finish import finish_text
+from midstream.instance.engines.vllm.core_link import CORE_MODULE, CoreLink
 from midstream.instance.engines.vllm.fingerprint import fingerprint_of, weights_revision
+from midstream.instance.engines.vllm.finish import finish_text
 from midstream.instance.engines.vllm.leaving import Leaving
 from midstream.instance.engines.vllm.runs import Outbound, Run
 from midstream.migration.protocol.messages import RequestSpec, RunState
@@ -32,6 +32,9 @@ REPORT_KEY = "midstream"
 class VllmEngine:
     """`Engine` by vLLM. It lives once: started, stopped, and not started again."""
 
+    core_module = CORE_MODULE
+    """What runs as the engine core."""
+
     def __init__(self, config: VllmConfig) -> None:
         if not config.secret:
             raise BadInput("a vLLM engine needs the cluster's secret: its workers exchange KV with peers")
@@ -39,6 +42,7 @@ class VllmEngine:
         self._runs: dict[str, Run] = {}
         self._out = Outbound()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._frozen: dict[str, calls.Frozen] = {}
         self._progress: dict[str, SlotProgress] = {}
         self._load = Load()
         self._account = BlockAccount(0, 0, 0, 0)
@@ -49,7 +53,7 @@ class VllmEngine:
     async def start(self) -> None:
         """Boot vLLM, which takes a while, without blocking the loop. Raises `EngineFailed`, `BadInput`."""
         args = self._config.all_engine_args()
-        self._core = CoreLink(self._config, args)
+        self._core = CoreLink(self._config, args, self.core_module)
         self._copiers = CopierLink()
         self._core.on_report = self._take_report
         try:
@@ -109,9 +113,11 @@ class VllmEngine:
 
     async def _watch(self) -> None:
         await asyncio.shield(self._core.died)
-        for slot in list(self._runs):
+        for slot, run in self._runs.items():
+            run.lose(EngineFailed(self._core.died.result()))
             self._leaving.disturb(slot, "gone")
         self._runs.clear()
+        self._frozen.clear()
         self._arriving.lose()
 
     def _spawn(self, work: Any) -> None:
@@ -174,6 +180,7 @@ class VllmEngine:
         if output.finish_reason is not None:
             finish = finish_text(int(output.finish_reason), output.stop_reason)
             run.is_ended = True
+            self._frozen.pop(run.slot, None)
             del self._runs[run.slot]
             self._leaving.disturb(run.slot, "gone")
         self._out.put(run.take(tuple(output.new_token_ids), self._logprob_entries(output), finish))
@@ -245,10 +252,14 @@ class VllmEngine:
         """End a run or a reservation; return the blocks it held once nothing reads or writes them."""
         if self._core.died.done():
             return 0
-        if self._runs.pop(slot, None) is None:
+        run = self._runs.pop(slot, None)
+        if run is None:
             return await self._arriving.cancel(slot)
+        run.lose(Refused("gone", f"{slot} was aborted"))
         self._out.drop(slot)
         self._leaving.disturb(slot, "gone")
+        if self._frozen.pop(slot, None) is not None:
+            await self._leaving.settle(slot)  # nothing pins what these copies read
         freed = await self._core.call("mig_abort", calls.OfSlot(slot), calls.Freed)
         await self._leaving.settle(slot)
         return freed.blocks
@@ -258,7 +269,8 @@ class VllmEngine:
     async def copy(self, slot: str, first_block: int, route: Route, *, checksum: bool = False) -> RoundReport:
         """Copy what is final from there on. Raises `TransferFailed`, `Refused` (`gone`, `preempted`, `thawed`)."""
         self._run(slot)
-        return await self._leaving.copy(slot, first_block, route, checksum=checksum)
+        frozen = self._frozen.get(slot)
+        return await self._leaving.copy(slot, first_block, route, checksum=checksum, frozen=frozen)
 
     async def freeze(self, slot: str) -> RunState:
         """Take the run out at a step boundary. Raises `Refused` (`gone`, `finished`), `EngineFailed`."""
@@ -266,6 +278,7 @@ class VllmEngine:
         try:
             frozen = await self._core.call("mig_freeze", calls.OfSlot(slot), calls.Frozen)
             await run.reaches(len(frozen.outputs))
+            self._frozen[slot] = frozen
         except asyncio.CancelledError:
             self._spawn(self.thaw(slot))  # reaches the core before any later call can
             raise
@@ -289,6 +302,9 @@ class VllmEngine:
 
     async def thaw(self, slot: str) -> None:
         """Let a frozen run go on exactly where it was. Not frozen or gone: nothing."""
+        if self._frozen.pop(slot, None) is not None:
+            self._leaving.disturb(slot, "thawed")
+            await self._leaving.settle(slot)
         if slot in self._runs and not self._core.died.done():
             await self._core.call("mig_thaw", calls.OfSlot(slot), type(None))
 

@@ -1,8 +1,9 @@
-"""Copies of a run's blocks to its next engine: pinned in the core, read by the workers, stopped when the run loses them."""
+"""Copies of a run's blocks to its next engine: pinned, read by the workers, stopped when the run loses them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from midstream.control.errors import Refused, TransferFailed
@@ -17,11 +18,12 @@ NOTHING = (calls.Done(),)
 class Copy:
     """One copy in progress."""
 
-    def __init__(self, slot: str, first: int, route: Route, *, checksum: bool) -> None:
+    def __init__(self, slot: str, first: int, route: Route, *, checksum: bool, frozen: calls.Frozen | None) -> None:
         self.slot = slot
         self.first = first
         self.route = route
         self.checksum = checksum
+        self.frozen = frozen
         self.fate: str | None = None
         self.sending: asyncio.Task[list[calls.Done]] | None = None
 
@@ -42,10 +44,17 @@ class Leaving:
         self._copies: dict[asyncio.Task[RoundReport], Copy] = {}
         self._hang_ups: set[asyncio.Task[None]] = set()
 
-    async def copy(self, slot: str, first: int, route: Route, *, checksum: bool) -> RoundReport:
-        """Raises `TransferFailed`, `Refused`. Cancelled: ends once nothing is read or pinned any more."""
-        copy = Copy(slot, first, route, checksum=checksum)
-        task = asyncio.get_running_loop().create_task(self._do(copy))
+    async def copy(
+        self, slot: str, first: int, route: Route, *, checksum: bool, frozen: calls.Frozen | None
+    ) -> RoundReport:
+        """Raises `TransferFailed`, `Refused`. Cancelled: ends once nothing is read or pinned any more.
+
+        A frozen run's blocks stay as they are until it is thawed or aborted, both of which wait for `settle`; so
+        its last copy, the one that clients wait for, makes no call to the core.
+        """
+        copy = Copy(slot, first, route, checksum=checksum, frozen=frozen)
+        work = self._copy_pinned(copy) if frozen is None else self._copy_frozen(copy, frozen)
+        task = asyncio.get_running_loop().create_task(work)
         self._copies[task] = copy
         task.add_done_callback(self._ended)
         try:
@@ -61,29 +70,24 @@ class Leaving:
         if not task.cancelled():
             task.exception()  # marks it as seen: the caller may be gone, and if not, asks the task itself
 
-    async def _do(self, copy: Copy) -> RoundReport:
+    async def _copy_pinned(self, copy: Copy) -> RoundReport:
         pinned = await self._core.call("mig_pin", calls.Pin(slot=copy.slot, first=copy.first), calls.Pinned)
         try:
             done = await self._send(copy, pinned.block_ids)
         finally:
             unpinned = await self._core.call("mig_unpin", calls.Unpin(pinned.pin), calls.Unpinned)
-            self._check(copy, unpinned)
+            _check(copy, unpinned.fate)
         assert unpinned.progress is not None
-        next_block = copy.first + len(pinned.block_ids)
-        blocks_computed = -(-unpinned.progress.computed // self._block_tokens())
-        return RoundReport(
-            blocks=len(pinned.block_ids),
-            copied_bytes=sum(answer.copied_bytes for answer in done),
-            duration_ms=max(answer.duration_ms for answer in done),
-            next_block=next_block,
-            blocks_left=max(0, blocks_computed - next_block),
-            tokens=unpinned.progress.tokens,
-        )
+        left = -(-unpinned.progress.computed // self._block_tokens()) - copy.first - len(pinned.block_ids)
+        return _report(copy, len(pinned.block_ids), done, max(0, left), unpinned.progress.tokens)
 
-    def _check(self, copy: Copy, unpinned: calls.Unpinned) -> None:
-        fate = copy.fate or unpinned.fate
-        if fate is not None:
-            raise Refused(fate, f"{copy.slot} lost its blocks under the copy")
+    async def _copy_frozen(self, copy: Copy, frozen: calls.Frozen) -> RoundReport:
+        block_ids = frozen.block_ids[copy.first : frozen.blocks]
+        try:
+            done = await self._send(copy, block_ids)
+        finally:
+            _check(copy, None)
+        return _report(copy, len(block_ids), done, 0, frozen.tokens)
 
     async def _send(self, copy: Copy, block_ids: tuple[int, ...]) -> list[calls.Done]:
         if copy.fate is not None or not block_ids:
@@ -127,15 +131,26 @@ class Leaving:
         while pending := [*self._copies, *self._hang_ups]:
             await asyncio.wait(pending)
 
-    def is_leaving(self, slot: str) -> bool:
-        """Whether a copy of it is in progress."""
-        return bool(self._of(slot))
-
     def _of(self, slot: str) -> dict[asyncio.Task[RoundReport], Copy]:
         return {task: copy for task, copy in self._copies.items() if copy.slot == slot}
 
     async def _hang_up(self, slot: str) -> None:
-        try:
+        with contextlib.suppress(TransferFailed):  # the worker is gone, its connections with it
             await self._copiers.all(calls.HangUp(channel=slot))
-        except TransferFailed:
-            pass  # the worker is gone, its connections with it
+
+
+def _check(copy: Copy, fate: str | None) -> None:
+    fate = copy.fate or fate
+    if fate is not None:
+        raise Refused(fate, f"{copy.slot} lost its blocks under the copy")
+
+
+def _report(copy: Copy, blocks: int, done: list[calls.Done], left: int, tokens: int) -> RoundReport:
+    return RoundReport(
+        blocks=blocks,
+        copied_bytes=sum(answer.copied_bytes for answer in done),
+        duration_ms=max(answer.duration_ms for answer in done),
+        next_block=copy.first + blocks,
+        blocks_left=left,
+        tokens=tokens,
+    )

@@ -88,7 +88,10 @@ def _build(folder: Path, stamp: Stamp, write: Callable[[Path], None]) -> None:
 def _convert(source: Path, to: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=torch.bfloat16)
     model = model.to(torch.bfloat16)

@@ -15,7 +15,7 @@ OUTPUTS_MAX = 8_192
 class Run:
     """One run: its request, how many output tokens it has, and their log probabilities if asked for."""
 
-    __slots__ = ("count", "is_ended", "logprobs", "news", "slot", "spec")
+    __slots__ = ("count", "fate", "is_ended", "logprobs", "news", "slot", "spec")
 
     def __init__(self, slot: str, spec: RequestSpec, count: int, logprobs: Iterable[bytes] = ()) -> None:
         self.slot = slot
@@ -27,6 +27,7 @@ class Run:
         self.news = asyncio.Event()
         self.is_ended = False
         """By itself, not by an abort."""
+        self.fate: Exception | None = None
 
     def take(self, ids: tuple[int, ...], logprobs: tuple[bytes, ...], finish: str | None) -> Output:
         """Number new tokens."""
@@ -36,9 +37,16 @@ class Run:
         self.news.set()
         return output
 
+    def lose(self, fate: Exception) -> None:
+        """No output of it comes any more; whoever waits for one gets `fate`."""
+        self.fate = fate
+        self.news.set()
+
     async def reaches(self, count: int) -> None:
-        """Wait until that many output tokens were put out."""
+        """Wait until that many output tokens were put out. Raises what `lose` was given."""
         while self.count < count:
+            if self.fate is not None:
+                raise self.fate
             self.news.clear()
             await self.news.wait()
 

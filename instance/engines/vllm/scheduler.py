@@ -7,6 +7,7 @@ also adds our methods, under names of their own, to the class `EngineCore`.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from midstream.control.errors import Refused
+from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.core_methods import CoreMethods, frozen_state, reply
 from midstream.instance.engines.vllm.seams import core as seam
 from midstream.instance.engines.vllm.seams.version import check_version
@@ -32,7 +34,7 @@ class Moving:
         scheduler: Any = self
         seam.check_core(scheduler)
         ours = settings["vllm_config"].additional_config["midstream"]
-        check_version(seam.VLLM_VERSION, is_untested_allowed=ours["is_untested_vllm_allowed"])
+        check_version(seam.VERSION, is_untested_allowed=ours["is_untested_vllm_allowed"])
         if seam.overlapping_steps(settings["vllm_config"]):
             seam.fence_block_frees(scheduler)
         self.tenancy = Tenancy(scheduler)
@@ -60,11 +62,11 @@ class Moving:
 
     def _answer_freezes(self) -> None:
         for slot, futures in self.tenancy.drained():
+            answer = reply(self.core, partial(self._frozen, slot))
             for future in futures:
-                if future.set_running_or_notify_cancel():
-                    future.set_result(reply(self.core, lambda slot=slot: self._frozen(slot)))
+                future.set_result(answer)
 
-    def _frozen(self, slot: str) -> Any:
+    def _frozen(self, slot: str) -> calls.Frozen:
         if slot not in self.tenancy.frozen:
             raise Refused("finished", f"{slot} ended with its last step, or was thawed")
         return frozen_state(self.core, slot)
@@ -82,7 +84,9 @@ class Moving:
         is_ready: bool = super()._handle_blocked_waiting_request(request)  # type: ignore[misc]
         if waited and is_ready and request.request_id in self.tenancy.resumed:
             self.tenancy.resumed.discard(request.request_id)
-            seam.advance_grammar(self, request)
+            if not seam.advance_grammar(self, request):
+                seam.give_up_for_grammar(self, request)
+                return False
             seam.grammar_ready(request, is_resumed=True)
         return is_ready
 

@@ -45,7 +45,7 @@ class Requests:
         """The request under the slot's name. Raises `Refused` (`bad_request`, `too_long`)."""
         try:
             request = self._decoded(spec) if spec.payload else self._from_sampling(spec)
-        except (ValueError, TypeError) as error:  # msgspec's and vLLM's own are among them
+        except (ValueError, TypeError, host.VLLMValidationError) as error:  # msgspec's is a ValueError
             raise Refused("bad_request", str(error)) from error
         request.request_id = slot
         request.priority = spec.priority

@@ -168,7 +168,8 @@ class Tenancy:
 
     def _places_taken(self) -> int:
         running, waiting = seam.request_counts(self._scheduler)
-        return running + self._places_held() + sum(request.num_computed_tokens > 0 for request in waiting)
+        adopted = sum(1 for request in waiting if request.num_computed_tokens)
+        return running + self._places_held() + adopted
 
     # --- pins --------------------------------------------------------------------------------------
 

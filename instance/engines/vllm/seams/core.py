@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vllm.config import VllmConfig
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.interface import PauseState
@@ -16,25 +17,28 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.serial_utils import MsgpackDecoder
-from vllm.version import __version__ as VLLM_VERSION
+from vllm.version import __version__ as VERSION
 
 from midstream.instance.engines.vllm.seams.version import check_parameters, check_parts
 
 Blocks = list[Any]
 """Of vLLM's `KVCacheBlock`."""
 
+# fmt: off
 SCHEDULER_PARTS = (
-    "requests waiting kv_holding_waiting deferred_waiting running finished_req_ids max_num_active_reqs defer_block_free "
-    "deferred_frees kv_cache_manager kv_cache_config use_v2_model_runner max_model_len structured_output_manager "
-    "needs_kv_cache_zeroing num_spec_tokens _enqueue_waiting_request _handle_blocked_waiting_request "
-    "finish_requests update_from_output schedule pause_state vllm_config"
-).split()
+    "requests", "running", "waiting", "kv_holding_waiting", "deferred_waiting", "finished_req_ids", "deferred_frees",
+    "defer_block_free", "grammar_compile_error_reqs", "kv_cache_config", "kv_cache_manager", "max_model_len",
+    "max_num_active_reqs", "needs_kv_cache_zeroing", "num_spec_tokens", "pause_state", "structured_output_manager",
+    "use_v2_model_runner", "vllm_config", "connector", "block_size", "finish_requests", "update_from_output",
+    "_enqueue_waiting_request", "_handle_blocked_waiting_request",
+)
 REQUEST_PARTS = (
-    "request_id status num_tokens num_computed_tokens num_in_flight_tokens num_preemptions num_output_tokens "
-    "num_prompt_tokens output_token_ids all_token_ids sampling_params pooling_params lora_request mm_features prompt_embeds "
-    "resumable prefill_stats is_prefill_chunk use_structured_output structured_output_request append_output_token_ids "
-    "stop_reason arrival_time priority"
-).split()
+    "request_id", "status", "stop_reason", "priority", "arrival_time", "num_tokens", "num_prompt_tokens",
+    "num_output_tokens", "num_computed_tokens", "num_in_flight_tokens", "num_preemptions", "output_token_ids",
+    "prompt_token_ids", "prompt_embeds", "mm_features", "lora_request", "pooling_params", "sampling_params",
+    "resumable", "prefill_stats", "structured_output_request", "append_output_token_ids",
+)
+# fmt: on
 _NO_BLOCKS: Blocks = []
 
 decode_request = MsgpackDecoder(EngineCoreRequest).decode
@@ -43,6 +47,7 @@ decode_request = MsgpackDecoder(EngineCoreRequest).decode
 def check_core(scheduler: Any) -> None:
     """Raises `BadInput` if this vLLM lacks anything used here."""
     check_parts(scheduler, SCHEDULER_PARTS)
+    check_parts(Request("probe", [1], SamplingParams(max_tokens=1), None), REQUEST_PARTS)
     check_parts(EngineCore, ("preprocess_add_request", "collective_rpc", "abort_requests"))
     check_parts(BlockPool, ("touch", "free_blocks", "get_num_free_blocks"))
     check_parameters(
@@ -109,7 +114,7 @@ def description(scheduler: Any) -> dict[str, Any]:
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "tensor_parallel": config.parallel_config.tensor_parallel_size,
         "workers": config.parallel_config.world_size,
-        "vllm_version": VLLM_VERSION,
+        "vllm_version": VERSION,
     }
 
 
@@ -177,12 +182,12 @@ def finish_of(request: Request) -> tuple[int, int | str | None] | None:
 
 def is_finished(request: Request) -> bool:
     """Whether it has come to its end."""
-    return request.is_finished()
+    return bool(request.is_finished())
 
 
 def is_running(request: Request) -> bool:
     """Whether it is in the batch, or was when it was frozen."""
-    return request.status == RequestStatus.RUNNING
+    return bool(request.status == RequestStatus.RUNNING)
 
 
 def is_paused(scheduler: Any) -> bool:
@@ -227,7 +232,7 @@ def enter(scheduler: Any, request: Request, *, is_resumed: bool) -> None:
 
 def waits_for_grammar(request: Request) -> bool:
     """Whether its grammar has yet to be compiled or advanced."""
-    return request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+    return bool(request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
 
 
 def grammar_ready(request: Request, *, is_resumed: bool) -> None:
@@ -239,6 +244,11 @@ def advance_grammar(scheduler: Any, request: Request) -> bool:
     """Replay the outputs through the compiled grammar, all as one; False if it rejects them."""
     outputs = list(request.output_token_ids)
     return bool(scheduler.structured_output_manager.accept_tokens(request, outputs))
+
+
+def give_up_for_grammar(scheduler: Any, request: Request) -> None:
+    """Let the request end with an error at the next step."""
+    scheduler.grammar_compile_error_reqs.add(request.request_id)
 
 
 def is_grammar_compiled(request: Request) -> bool:
@@ -348,4 +358,4 @@ def add_output(outputs: dict[int, EngineCoreOutputs], request_id: str, extra: di
     outputs.setdefault(0, EngineCoreOutputs(outputs=[])).outputs.append(output)
 
 
-__all__ = ["EngineCore", "Request", "Scheduler"]
+__all__ = ["VERSION", "EngineCore", "Request", "Scheduler"]

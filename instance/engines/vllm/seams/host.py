@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 import zmq
 import zmq.asyncio
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.core import EngineCoreProc
@@ -20,7 +22,20 @@ from vllm.v1.executor import Executor
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from vllm.version import __version__ as VLLM_VERSION
 
+from midstream.control.errors import BadInput
+from midstream.instance.engines.vllm.seams.version import check_parameters, check_parts, check_version
+
 decode_request = MsgpackDecoder(EngineCoreRequest).decode
+
+
+def check_host(*, is_untested_allowed: bool) -> None:
+    """Raises `BadInput` for another vLLM than this was made for, and where pickle is allowed on its wires."""
+    check_version(VLLM_VERSION, is_untested_allowed=is_untested_allowed)
+    check_parts(AsyncMPClient, ("call_utility_async", "add_request_async", "get_output_async", "shutdown"))
+    check_parameters(EngineCoreClient.make_async_mp_client, ("client_addresses",))
+    check_parameters(EngineCoreProc.run_engine_core, ("args", "kwargs"))
+    if envs.VLLM_ALLOW_INSECURE_SERIALIZATION:
+        raise BadInput("VLLM_ALLOW_INSECURE_SERIALIZATION is set: pickle on a wire is never allowed here")
 
 
 def encode_request(request: EngineCoreRequest) -> bytes:
@@ -96,5 +111,6 @@ __all__ = [
     "EngineCoreRequest",
     "EngineDeadError",
     "SamplingParams",
+    "VLLMValidationError",
     "VllmConfig",
 ]

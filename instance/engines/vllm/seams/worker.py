@@ -15,9 +15,12 @@ from midstream.instance.engines.vllm.generators import generator_for, state_of
 from midstream.instance.engines.vllm.seams.version import check_parameters, check_parts
 
 RUNNER_PARTS = ("kv_caches", "kv_cache_config", "attn_groups", "device", "requests", "input_batch")
+# fmt: off
 CACHED_FIELDS = (
-    "req_id prompt_token_ids mm_features sampling_params generator block_ids num_computed_tokens output_token_ids"
-).split()
+    "req_id", "prompt_token_ids", "mm_features", "sampling_params", "generator", "block_ids", "num_computed_tokens",
+    "output_token_ids",
+)
+# fmt: on
 
 
 def check_worker(worker: Any) -> None:

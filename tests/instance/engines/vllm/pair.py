@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from midstream.instance.engines.base import Reserved
 from midstream.instance.engines.vllm.config import VllmConfig
@@ -73,15 +73,15 @@ class LinkedEngine(VllmEngine):
         )
 
 
-class VllmPair:
+Kind = TypeVar("Kind", bound=LinkedEngine)
+
+
+class VllmPair(Generic[Kind]):
     """Engines `a` and `b`; `links[x]` is on the way out of engine x."""
 
-    def __init__(self, config: VllmConfig) -> None:
+    def __init__(self, config: VllmConfig, kind: type[Kind]) -> None:
         self.links = {name: VllmLink() for name in ("a", "b")}
-        self.engines = {
-            "a": LinkedEngine(config, self.links["b"]),
-            "b": LinkedEngine(config, self.links["a"]),
-        }
+        self.engines = {"a": kind(config, self.links["b"]), "b": kind(config, self.links["a"])}
 
     async def settle(self) -> None:
         """End what a test has left, and let no prefix of it be found again."""
@@ -94,9 +94,9 @@ class VllmPair:
 
 
 @contextlib.asynccontextmanager
-async def running(config: VllmConfig) -> AsyncIterator[VllmPair]:
+async def running(config: VllmConfig, kind: type[Kind] = LinkedEngine) -> AsyncIterator[VllmPair[Kind]]:  # type: ignore[assignment]
     """Boot both at once; afterwards no process of theirs is left."""
-    pair = VllmPair(config)
+    pair = VllmPair(config, kind)
     try:
         await asyncio.gather(*(engine.start() for engine in pair.engines.values()))
         yield pair

@@ -97,7 +97,10 @@ class VllmLink:
                 body[first:second],
             )
         if self.flip is not None:
-            body[first + 3] ^= 0x40  # in the exponent of a float: a bit of the mantissa might change no token
+            for at in range(first + 3, second, 4):
+                body[at] ^= (
+                    0x80  # signs of floats: one bit of a mantissa might change no token, of an exponent make NaN
+                )
         return body
 
 

@@ -41,14 +41,14 @@ FEATURES: dict[str, dict[str, Any]] = {
         "presence_penalty": 0.9,
         "frequency_penalty": 0.6,
         "repetition_penalty": 1.1,
-    },  # fmt: skip
+    },
     "min_tokens and stop tokens": {
         "temperature": 0.9,
         "seed": 11,
         "min_tokens": 40,
         "stop_token_ids": list(range(100, 300)),
         "ignore_eos": False,
-    },  # fmt: skip
+    },
     "logprobs": {"temperature": 0.0, "logprobs": 5},
     "seed and logprobs": {"temperature": 0.7, "seed": 3, "logprobs": 2},
     "logit bias, bad and allowed words": {
@@ -57,7 +57,7 @@ FEATURES: dict[str, dict[str, Any]] = {
         "logit_bias": {70: 4.0, 80: -20.0},
         "bad_words": ["et", "a"],
         "allowed_token_ids": list(range(40, 500)),
-    },  # fmt: skip
+    },
     "JSON schema": {"temperature": 0.0, "structured_outputs": StructuredOutputsParams(json=SCHEMA)},
     "JSON schema, seed": {"temperature": 1.0, "seed": 2, "structured_outputs": StructuredOutputsParams(json=SCHEMA)},
     "regular expression": {"temperature": 0.0, "structured_outputs": StructuredOutputsParams(regex="[a-f]{30,50}x")},

@@ -1,0 +1,128 @@
+"""Two workers' copiers and their llumlets' ends, with plain tensors for KV."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from midstream.control.errors import TransferFailed
+from midstream.instance.engines.vllm import calls
+from midstream.instance.engines.vllm.copier import start_copier
+from midstream.instance.engines.vllm.copier_link import CopierLink
+from midstream.instance.engines.vllm.kv_memory import KvMemory
+from tests.instance.engines.vllm.proxy import VllmLink
+
+BLOCKS, LAYERS = 9, 3
+OPEN = calls.Open(host="127.0.0.1", port=0, advertise_host="", secret=b"a secret", stall_s=20.0)
+
+
+class Side(NamedTuple):
+    link: CopierLink
+    tensors: list[torch.Tensor]
+    threads: list[threading.Thread]
+
+
+@contextlib.asynccontextmanager
+async def side(path: Path, fill: int, workers: int = 1) -> AsyncIterator[Side]:
+    """One engine's copiers; every worker has tensors of its own."""
+    link = CopierLink()
+    await link.listen(str(path))
+    tensors = [torch.full((BLOCKS, 4, 8), fill, dtype=torch.int16) for _ in range(LAYERS * workers)]
+    threads = []
+    for rank in range(workers):
+        memory = KvMemory(tensors[rank * LAYERS : (rank + 1) * LAYERS], BLOCKS)
+        threads.append(start_copier(str(path), rank, memory))
+    try:
+        await link.open(workers, OPEN)
+        yield Side(link, tensors, threads)
+    finally:
+        await link.stop()
+        for thread in threads:
+            await asyncio.to_thread(thread.join, 20.0)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+async def sides(tmp_path: Path) -> AsyncIterator[tuple[Side, Side]]:
+    async with side(tmp_path / "a", 1) as a, side(tmp_path / "b", 0) as b:
+        yield a, b
+
+
+def send(address: str, handle: str, block_ids: tuple[int, ...], first: int = 0) -> calls.SendBlocks:
+    return calls.SendBlocks(
+        channel="run", address=address, handle=handle, first=first, block_ids=block_ids, checksum=True
+    )
+
+
+async def test_P05_blocks_arrive_where_they_were_expected_and_nowhere_else(sides: tuple[Side, Side]) -> None:
+    a, b = sides
+    for number, tensor in enumerate(a.tensors):
+        tensor[2], tensor[3] = 10 + number, 20 + number
+    await b.link.all(calls.Expect(handle="h", first=0, block_ids=(7, 5)))
+    (done,) = await a.link.all(send(b.link.addresses, "h", (2, 3)))
+    assert done.copied_bytes == 2 * LAYERS * 4 * 8 * 2
+    for number, tensor in enumerate(b.tensors):
+        assert tensor[7].eq(10 + number).all()
+        assert tensor[5].eq(20 + number).all()
+        assert tensor[[0, 1, 2, 3, 4, 6, 8]].eq(0).all()
+
+
+async def test_P05_outside_the_reservation_nothing_is_written(sides: tuple[Side, Side]) -> None:
+    a, b = sides
+    await b.link.all(calls.Expect(handle="h", first=2, block_ids=(7, 5)))
+    for first in (1, 3, 4):
+        with pytest.raises(TransferFailed):
+            await a.link.all(send(b.link.addresses, "h", (2, 3), first))
+    await b.link.all(calls.Forget(handle="h"))
+    with pytest.raises(TransferFailed):
+        await a.link.all(send(b.link.addresses, "h", (2, 3), 2))
+    assert all(tensor[7 if first else 5].eq(0).all() for tensor in b.tensors for first in (0,))
+
+
+async def test_a_cancelled_copy_has_let_go_of_memory(sides: tuple[Side, Side]) -> None:
+    a, b = sides
+    link = VllmLink()
+    link.gate.clear()
+    await b.link.all(calls.Expect(handle="h", first=0, block_ids=(7,)))
+    copy = asyncio.create_task(a.link.all(send(await link.before(b.link.addresses), "h", (2,))))
+    async with asyncio.timeout(20):
+        await link.sending.wait()
+    copy.cancel()
+    await asyncio.wait({copy})
+    assert copy.cancelled()
+    link.gate.set()
+    await link.stop()
+    await b.link.all(calls.Forget(handle="h"))
+    assert all(tensor[7].eq(0).all() for tensor in b.tensors)
+    await b.link.all(calls.Expect(handle="again", first=0, block_ids=(7,)))
+    await a.link.all(send(b.link.addresses, "again", (2,)))
+    assert all(tensor[7].eq(1).all() for tensor in b.tensors)
+
+
+async def test_equal_ranks_exchange_and_other_numbers_of_ranks_are_refused(tmp_path: Path) -> None:
+    async with side(tmp_path / "a", 0, workers=2) as a, side(tmp_path / "b", 0, workers=2) as b:
+        for number, tensor in enumerate(a.tensors):
+            tensor[4] = number
+        await b.link.all(calls.Expect(handle="h", first=0, block_ids=(6,)))
+        addresses = b.link.addresses.split(",")
+        await a.link.each([send(address, "h", (4,)) for address in addresses])
+        assert [int(tensor[6, 0, 0]) for tensor in b.tensors] == list(range(2 * LAYERS))
+        with pytest.raises(TransferFailed, match="1 ranks there, 2 here"):
+            await a.link.each([send(addresses[0], "h", (4,))])
+
+
+async def test_P13_a_worker_that_is_gone_fails_calls_at_once(tmp_path: Path) -> None:
+    async with side(tmp_path / "a", 0) as a:
+        waiting = asyncio.create_task(a.link.all(send("tcp://127.0.0.1:9", "h", (2,))))
+        await a.link.stop()
+        await asyncio.wait({waiting})
+        assert isinstance(waiting.exception(), TransferFailed)
+        with pytest.raises(TransferFailed):
+            await a.link.all(calls.HangUp(channel="x"))
