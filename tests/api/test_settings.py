@@ -91,7 +91,7 @@ def test_flags_of_vllm_serve_are_split_as_a_shell_would() -> None:
 
 def test_P29_a_model_folder_that_is_not_there_is_not_looked_for_on_a_hub(tmp_path: Path) -> None:
     settings = load_settings(engine="vllm", vllm_model=str(tmp_path / "nothing"))
-    with pytest.raises(BadInput, match="no model in .*nothing"):
+    with pytest.raises(BadInput, match=r"no model in .*nothing"):
         _ = settings.vllm_flags
 
 
