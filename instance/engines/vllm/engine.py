@@ -7,9 +7,11 @@ copiers through a Unix socket, so that bytes of KV never wait for a step, nor a 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
+import structlog
 
 from midstream.control.errors import BadInput, EngineFailed, Refused
 from midstream.control.state import Fingerprint, Load
@@ -25,8 +27,7 @@ from midstream.instance.engines.vllm.leaving import Leaving
 from midstream.instance.engines.vllm.runs import Outbound, Run
 from midstream.migration.protocol.messages import RequestSpec, RunState
 
-REPORT_ID = ""
-REPORT_KEY = "midstream"
+logger = structlog.get_logger(__name__)
 
 
 class VllmEngine:
@@ -41,7 +42,7 @@ class VllmEngine:
         self._config = config
         self._runs: dict[str, Run] = {}
         self._out = Outbound()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._frozen: dict[str, calls.Frozen] = {}
         self._progress: dict[str, SlotProgress] = {}
         self._load = Load()
@@ -120,10 +121,18 @@ class VllmEngine:
         self._frozen.clear()
         self._arriving.lose()
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended_task)
+
+    def _ended_task(self, task: asyncio.Task[None]) -> None:
+        """An engine whose adapter does not work any more is as good as dead."""
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None or isinstance(error, EngineFailed):
+            return  # of a dead engine `failed` speaks
+        logger.error("the vLLM adapter failed", error=repr(error), exc_info=error)
+        self._core.declare_dead(f"the adapter failed: {error!r}")
 
     async def _heartbeat(self) -> None:
         while True:
@@ -168,8 +177,8 @@ class VllmEngine:
             await self._out.room()
             batch = await self._core.outputs()
             for output in batch:
-                if output.request_id == REPORT_ID:
-                    report = output.kv_transfer_params[REPORT_KEY]
+                if output.request_id == calls.REPORT_ID:
+                    report = output.kv_transfer_params[calls.REPORT_KEY]
                     self._take_report(msgspec.msgpack.decode(report, type=calls.Report))
             for output in batch:
                 if output.request_id in self._runs:

@@ -21,10 +21,6 @@ from midstream.instance.engines.vllm.seams import core as seam
 from midstream.instance.engines.vllm.seams.version import check_version
 from midstream.instance.engines.vllm.tenancy import Tenancy
 
-REPORT_ID = ""
-"""Request id of the outputs that carry our reports."""
-REPORT_KEY = "midstream"
-
 
 class Moving:
     """Mixed into vLLM's scheduler class: reports, freezes that drain, grammars of runs that began elsewhere."""
@@ -57,7 +53,7 @@ class Moving:
         if is_news or time.monotonic() - self._reported_at >= self._report_s:
             self._reported_at = time.monotonic()
             report = msgspec.msgpack.encode(self.tenancy.report())
-            seam.add_output(outputs, REPORT_ID, {REPORT_KEY: report})
+            seam.add_output(outputs, calls.REPORT_ID, {calls.REPORT_KEY: report})
         return outputs
 
     def _answer_freezes(self) -> None:

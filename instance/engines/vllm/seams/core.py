@@ -9,6 +9,7 @@ from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop
@@ -39,6 +40,8 @@ REQUEST_PARTS = (
     "resumable", "prefill_stats", "structured_output_request", "append_output_token_ids",
 )
 # fmt: on
+GREEDY_BELOW = 1e-5
+"""vLLM's: a lower temperature draws nothing."""
 _NO_BLOCKS: Blocks = []
 
 decode_request = MsgpackDecoder(EngineCoreRequest).decode
@@ -115,6 +118,7 @@ def description(scheduler: Any) -> dict[str, Any]:
         "tensor_parallel": config.parallel_config.tensor_parallel_size,
         "workers": config.parallel_config.world_size,
         "vllm_version": VERSION,
+        "has_overlapping_steps": isinstance(scheduler, AsyncScheduler),
     }
 
 
@@ -161,7 +165,7 @@ def request_refusal(request: Request) -> str | None:
 def is_seeded(request: Request) -> bool:
     """Whether it draws from a generator of its own."""
     params = request.sampling_params
-    return params is not None and params.seed is not None and params.temperature >= 1e-5
+    return params is not None and params.seed is not None and bool(params.temperature >= GREEDY_BELOW)
 
 
 def computed_of(request: Request) -> int:

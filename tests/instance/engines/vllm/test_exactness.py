@@ -18,7 +18,7 @@ from midstream.instance.engines.vllm.seams import host
 from midstream.migration.protocol.messages import RequestSpec
 from tests.contracts.engine_rigs import Bench, move
 from tests.instance.engines.vllm.core_requests import RequestMaker
-from tests.instance.engines.vllm.pair import SIZES, config_of, running
+from tests.instance.engines.vllm.pair import SIZES, LinkedEngine, OverlappedEngine, config_of, running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -72,10 +72,19 @@ class Engines(NamedTuple):
     pair: Any
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[True, False], ids=["cached", "uncached"])
+ENGINES = {
+    "one step at a time, prefix cache": (LinkedEngine, True),
+    "one step at a time, no prefix cache": (LinkedEngine, False),
+    "overlapping steps, prefix cache": (OverlappedEngine, True),
+    "overlapping steps, no prefix cache": (OverlappedEngine, False),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
 async def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Any]:
-    config = config_of(tmp_path_factory.mktemp("tiny"), pace_ms=15, enable_prefix_caching=request.param)
-    async with running(config) as pair:
+    kind, has_prefix_cache = ENGINES[request.param]
+    config = config_of(tmp_path_factory.mktemp("tiny"), pace_ms=15, enable_prefix_caching=has_prefix_cache)
+    async with running(config, kind) as pair:
         maker = RequestMaker(host.engine_config(config.all_engine_args()))
         yield pair, maker
 
