@@ -11,7 +11,6 @@ import msgspec
 from midstream.control.state import Load
 from midstream.instance.engines.base import BlockAccount, SlotProgress
 
-
 REPORT_ID = ""
 """Request id of the core's outputs that carry a `Report`, under `REPORT_KEY`."""
 REPORT_KEY = "midstream"

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -45,7 +45,7 @@ class CoreLink:
         self._host: Any = None
         self._segments: frozenset[Path] = frozenset()
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.on_report: Any = lambda report: None
+        self.on_report: Callable[[calls.Report], None] = lambda report: None
 
     @property
     def copier_socket(self) -> str:
@@ -145,7 +145,7 @@ class CoreLink:
             raise Refused(*answer.refused)
         return msgspec.msgpack.decode(answer.value, type=kind)
 
-    async def utility(self, method: str, *arguments: bytes) -> Any:
+    async def utility(self, method: str, *arguments: Any) -> Any:
         """Call any method of the core. Raises `EngineFailed` when it failed, or is dead or hangs."""
         client = self._living()
         work = asyncio.ensure_future(client.call_utility_async(method, *arguments))

@@ -18,6 +18,7 @@ from midstream.control.errors import Refused
 from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.core_methods import CoreMethods, frozen_state, reply
 from midstream.instance.engines.vllm.seams import core as seam
+from midstream.instance.engines.vllm.seams.blocks import check_blocks
 from midstream.instance.engines.vllm.seams.version import check_version
 from midstream.instance.engines.vllm.tenancy import Tenancy
 
@@ -29,6 +30,7 @@ class Moving:
         super().__init__(**settings)
         scheduler: Any = self
         seam.check_core(scheduler)
+        check_blocks(scheduler)
         ours = settings["vllm_config"].additional_config["midstream"]
         check_version(seam.VERSION, is_untested_allowed=ours["is_untested_vllm_allowed"])
         if seam.overlapping_steps(settings["vllm_config"]):
