@@ -87,7 +87,8 @@ async def serve(app: Starlette, host: str, port: int) -> Served:
 def bind(host: str, port: int) -> socket.socket:
     """A bound TCP socket. Raises `BadInput` with one clear line."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    # Named as TCP, because asyncio sets TCP_NODELAY only then: else each small event waits 40 ms for an ACK.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setblocking(False)

@@ -16,11 +16,14 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.utils.gc_utils import freeze_gc_heap
 
 from midstream.api.gateway.vllm.client import TASKS, CheckedGateway, GatewayClient
 from midstream.api.gateway.vllm.llm import GatewayLLM
 from midstream.api.gateway.vllm.metrics import take_vllm_metrics
 from midstream.control.errors import BadInput
+
+__all__ = ["ServedModel", "freeze_gc_heap", "parse_flags"]
 
 OWN: Final = (
     "api_key", "grpc_port", "host", "kv_transfer_config", "middleware", "ssl_certfile", "ssl_keyfile", "uds",

@@ -11,6 +11,10 @@ import msgspec
 from midstream.control.state import Load
 from midstream.instance.engines.base import BlockAccount, SlotProgress
 
+REPORT_ID = ""
+"""Request id of the core's outputs that carry a `Report`, under `REPORT_KEY`."""
+REPORT_KEY = "midstream"
+
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The core at one step boundary. `account` is `None` when counting again would cost too much now."""
@@ -49,6 +53,7 @@ class CoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel: int
     workers: int
     vllm_version: str
+    has_overlapping_steps: bool
     refusal: str | None
     """Why nothing of this engine can be moved."""
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +22,7 @@ from midstream.control.errors import EngineFailed, Refused
 from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.config import VllmConfig
 from midstream.instance.engines.vllm.core_process import CoreOrder
+from midstream.instance.engines.vllm.processes import release, shared_memory_of
 
 if TYPE_CHECKING:
     from midstream.instance.engines.vllm.seams import host
@@ -42,8 +43,9 @@ class CoreLink:
         self._client: host.AsyncMPClient | None = None
         self._watch: asyncio.Task[None] | None = None
         self._host: Any = None
+        self._segments: frozenset[Path] = frozenset()
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.on_report: Any = lambda report: None
+        self.on_report: Callable[[calls.Report], None] = lambda report: None
 
     @property
     def copier_socket(self) -> str:
@@ -69,7 +71,13 @@ class CoreLink:
             config: host.VllmConfig = await asyncio.to_thread(self._host.engine_config, self._engine_args)
             await self._until_ready(self._host.shake_hands(socket, inputs, outputs))
         self._client = await asyncio.to_thread(self._host.connect, config, inputs, outputs)
+        await self._note_segments()
         return config
+
+    async def _note_segments(self) -> None:
+        """Killed processes leave their shared memory behind; later nobody could say whose it was."""
+        if self._process is not None:
+            self._segments |= await asyncio.to_thread(shared_memory_of, self._process.pid)
 
     async def _until_ready(self, handshake: Coroutine[Any, Any, None]) -> None:
         ready = asyncio.ensure_future(handshake)
@@ -114,12 +122,14 @@ class CoreLink:
     async def stop(self) -> None:
         """End the core in good order, or at once if it does not; nothing of it is left afterwards."""
         if self._process is not None and self._process.returncode is None:
+            await self._note_segments()
             with contextlib.suppress(ProcessLookupError, TimeoutError):  # then it is killed
                 self._process.terminate()
                 await asyncio.wait_for(self._process.wait(), self._config.stop_s)
         self.declare_dead("stopped")
         if self._watch is not None:
             await asyncio.wait({self._watch})
+        await asyncio.to_thread(release, self._segments)
         if self._client is not None:
             await self._host.disconnect(self._client)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -135,7 +145,7 @@ class CoreLink:
             raise Refused(*answer.refused)
         return msgspec.msgpack.decode(answer.value, type=kind)
 
-    async def utility(self, method: str, *arguments: bytes) -> Any:
+    async def utility(self, method: str, *arguments: Any) -> Any:
         """Call any method of the core. Raises `EngineFailed` when it failed, or is dead or hangs."""
         client = self._living()
         work = asyncio.ensure_future(client.call_utility_async(method, *arguments))

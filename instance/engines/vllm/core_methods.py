@@ -14,6 +14,7 @@ import msgspec
 from midstream.control.errors import Refused
 from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.finish import finish_text
+from midstream.instance.engines.vllm.seams import blocks as pool
 from midstream.instance.engines.vllm.seams import core as seam
 from midstream.instance.engines.vllm.seams.version import check_absent
 from midstream.instance.engines.vllm.tenancy import Reservation, Tenancy
@@ -121,8 +122,8 @@ def _facts(core: Any) -> calls.CoreFacts:
     scheduler = seam.scheduler_of(core)
     layouts = sorted(set(seam.collective(core, "mig_layout", b"")))
     return calls.CoreFacts(
-        blocks_total=seam.blocks_total(scheduler),
-        block_tokens=seam.block_tokens(scheduler),
+        blocks_total=pool.blocks_total(scheduler),
+        block_tokens=pool.block_tokens(scheduler),
         block_bytes=sum(seam.collective(core, "mig_block_bytes", b"")),
         layout=" ".join(layouts),
         refusal=_tenancy(core).engine_refusal,
@@ -170,7 +171,7 @@ def _insert(core: Any, request: seam.Request, encoded: bytes, *, computed: int, 
         request=encoded,
         outputs=outputs,
         computed=computed,
-        block_ids=seam.block_ids(seam.blocks_of(scheduler, request.request_id)),
+        block_ids=pool.block_ids(pool.blocks_of(scheduler, request.request_id)),
         rng=rng,
     )
     seam.collective(core, "mig_insert", _encode(insert))
@@ -181,7 +182,7 @@ def _abort(core: Any, slot: str) -> calls.Freed:
     tenancy, scheduler = _tenancy(core), seam.scheduler_of(core)
     if slot in tenancy.reservations:
         return calls.Freed(tenancy.cancel(slot))
-    blocks = len(seam.blocks_of(scheduler, slot))
+    blocks = len(pool.blocks_of(scheduler, slot))
     seam.drop(scheduler, slot)
     tenancy.forget_missing()
     return calls.Freed(blocks)
@@ -190,7 +191,7 @@ def _abort(core: Any, slot: str) -> calls.Freed:
 def frozen_state(core: Any, slot: str) -> calls.Frozen:
     """The state of a frozen run with nothing in flight. Raises `Refused("gone")`."""
     request, scheduler = _tenancy(core).run(slot), seam.scheduler_of(core)
-    computed, tokens = seam.computed_of(request), seam.block_tokens(scheduler)
+    computed, tokens = seam.computed_of(request), pool.block_tokens(scheduler)
     rng = b""
     if seam.is_v1_runner(scheduler) and seam.is_seeded(request) and request.num_output_tokens:
         rng = seam.collective(core, "mig_rng", slot.encode())[0]
@@ -199,7 +200,7 @@ def frozen_state(core: Any, slot: str) -> calls.Frozen:
         tokens=request.num_tokens,
         computed=computed,
         blocks=-(-computed // tokens),
-        block_ids=seam.block_ids(seam.blocks_of(scheduler, slot)),
+        block_ids=pool.block_ids(pool.blocks_of(scheduler, slot)),
         preemptions=request.num_preemptions,
         rng=rng,
     )
@@ -222,8 +223,8 @@ def _reserve(core: Any, call: calls.Reserve) -> calls.Held:
 
 
 def _held(core: Any, slot: str, reservation: Reservation) -> calls.Held:
-    blocks = seam.blocks_of(seam.scheduler_of(core), slot)
-    return calls.Held(block_ids=seam.block_ids(blocks), cached=reservation.cached)
+    blocks = pool.blocks_of(seam.scheduler_of(core), slot)
+    return calls.Held(block_ids=pool.block_ids(blocks), cached=reservation.cached)
 
 
 def _adopt(core: Any, call: calls.Adopt) -> None:
@@ -236,7 +237,7 @@ def _adopt(core: Any, call: calls.Adopt) -> None:
     request = reservation.request
     request.append_output_token_ids(list(call.outputs[request.num_output_tokens :]))
     _advance_grammar(core, request)
-    seam.publish(scheduler, request, call.computed)
+    pool.publish(scheduler, request, call.computed)
     request.num_preemptions = call.preemptions
     is_known = _insert(core, request, reservation.encoded, computed=call.computed, rng=call.rng)
     del tenancy.reservations[call.slot]

@@ -7,9 +7,11 @@ copiers through a Unix socket, so that bytes of KV never wait for a step, nor a 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
+import structlog
 
 from midstream.control.errors import BadInput, EngineFailed, Refused
 from midstream.control.state import Fingerprint, Load
@@ -22,11 +24,11 @@ from midstream.instance.engines.vllm.core_link import CORE_MODULE, CoreLink
 from midstream.instance.engines.vllm.fingerprint import fingerprint_of, weights_revision
 from midstream.instance.engines.vllm.finish import finish_text
 from midstream.instance.engines.vllm.leaving import Leaving
+from midstream.instance.engines.vllm.reports import Reports
 from midstream.instance.engines.vllm.runs import Outbound, Run
 from midstream.migration.protocol.messages import RequestSpec, RunState
 
-REPORT_ID = ""
-REPORT_KEY = "midstream"
+logger = structlog.get_logger(__name__)
 
 
 class VllmEngine:
@@ -38,24 +40,22 @@ class VllmEngine:
     def __init__(self, config: VllmConfig) -> None:
         if not config.secret:
             raise BadInput("a vLLM engine needs the cluster's secret: its workers exchange KV with peers")
-        self._config = config
+        self.config = config
         self._runs: dict[str, Run] = {}
         self._out = Outbound()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._frozen: dict[str, calls.Frozen] = {}
-        self._progress: dict[str, SlotProgress] = {}
-        self._load = Load()
-        self._account = BlockAccount(0, 0, 0, 0)
+        self._reports = Reports(lambda slot: self._leaving.disturb(slot, "preempted"))
         self._is_stopping = False
 
     # --- life --------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Boot vLLM, which takes a while, without blocking the loop. Raises `EngineFailed`, `BadInput`."""
-        args = self._config.all_engine_args()
-        self._core = CoreLink(self._config, args, self.core_module)
+        args = self.config.all_engine_args()
+        self._core = CoreLink(self.config, args, self.core_module)
         self._copiers = CopierLink()
-        self._core.on_report = self._take_report
+        self._core.on_report = self._reports.take
         try:
             await self._boot(args)
         except BaseException:
@@ -76,7 +76,7 @@ class VllmEngine:
         self._spawn(self._watch())
 
     def _opening(self) -> calls.Open:
-        config = self._config
+        config = self.config
         return calls.Open(
             host=config.transfer_host,
             port=config.transfer_port,
@@ -89,8 +89,8 @@ class VllmEngine:
         from midstream.instance.engines.vllm.states import Requests, logprob_entries
 
         name = vllm_config.model_config.served_model_name
-        revision = await asyncio.to_thread(weights_revision, self._config.model, args)
-        self._fingerprint = fingerprint_of(self._config, self._facts, name, revision)
+        revision = await asyncio.to_thread(weights_revision, self.config.model, args)
+        self._fingerprint = fingerprint_of(self.config, self._facts, name, revision)
         self._requests = Requests(vllm_config, self._facts.tokens_max, name)
         self._logprob_entries = logprob_entries
 
@@ -120,14 +120,22 @@ class VllmEngine:
         self._frozen.clear()
         self._arriving.lose()
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended_task)
+
+    def _ended_task(self, task: asyncio.Task[None]) -> None:
+        """An engine whose adapter does not work any more is as good as dead."""
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None or isinstance(error, EngineFailed):
+            return  # of a dead engine `failed` speaks
+        logger.error("the vLLM adapter failed", error=repr(error), exc_info=error)
+        self._core.declare_dead(f"the adapter failed: {error!r}")
 
     async def _heartbeat(self) -> None:
         while True:
-            await asyncio.sleep(self._config.heartbeat_s)
+            await asyncio.sleep(self.config.heartbeat_s)
             await self._core.call("mig_report", None, type(None))
 
     # --- what it is --------------------------------------------------------------------------------
@@ -153,6 +161,11 @@ class VllmEngine:
         return self._facts.tokens_max
 
     @property
+    def has_overlapping_steps(self) -> bool:
+        """Whether the core begins a step before the last one's output is there (vLLM: async scheduling)."""
+        return self._facts.has_overlapping_steps
+
+    @property
     def process_group(self) -> int | None:
         """Of the engine's processes."""
         return self._core.process_group
@@ -168,9 +181,9 @@ class VllmEngine:
             await self._out.room()
             batch = await self._core.outputs()
             for output in batch:
-                if output.request_id == REPORT_ID:
-                    report = output.kv_transfer_params[REPORT_KEY]
-                    self._take_report(msgspec.msgpack.decode(report, type=calls.Report))
+                if output.request_id == calls.REPORT_ID:
+                    report = output.kv_transfer_params[calls.REPORT_KEY]
+                    self._reports.take(msgspec.msgpack.decode(report, type=calls.Report))
             for output in batch:
                 if output.request_id in self._runs:
                     self._take(self._runs[output.request_id], output)
@@ -185,32 +198,21 @@ class VllmEngine:
             self._leaving.disturb(run.slot, "gone")
         self._out.put(run.take(tuple(output.new_token_ids), self._logprob_entries(output), finish))
 
-    def _take_report(self, report: calls.Report) -> None:
-        before = self._progress
-        self._progress = {progress.slot: progress for progress in report.runs}
-        self._load = report.load
-        self._account = report.account or self._account
-        for slot, progress in self._progress.items():
-            if slot in before and progress.preemptions > before[slot].preemptions:
-                self._leaving.disturb(slot, "preempted")
-
     async def outputs(self) -> list[Output]:
         """Wait for and take the next outputs, in order per slot. One caller at a time."""
         return await self._out.take()
 
     def load(self) -> Load:
         """The load, as last reported."""
-        unseen = sum(slot not in self._progress for slot in self._runs)
-        return msgspec.structs.replace(self._load, waiting=self._load.waiting + unseen)
+        return self._reports.load(self._runs)
 
     def account(self) -> BlockAccount:
         """Where all blocks are, as last counted."""
-        return self._account
+        return self._reports.account
 
     def progress(self) -> tuple[SlotProgress, ...]:
         """All runs, in arrival order."""
-        seen = [progress for slot, progress in self._progress.items() if slot in self._runs]
-        return (*seen, *(run.unseen() for slot, run in self._runs.items() if slot not in self._progress))
+        return self._reports.progress(self._runs)
 
     async def faults(self) -> tuple[str, ...]:
         """Broken invariants inside the core, in words (P07)."""
@@ -220,6 +222,14 @@ class VllmEngine:
         """Let no later request find a prefix that is cached now. Raises `EngineFailed` while there are runs."""
         if not await self._core.utility("reset_prefix_cache"):
             raise EngineFailed("blocks are in use")
+
+    async def pause(self) -> None:
+        """Make no step and take no reservation until `resume`; runs stay as they are."""
+        await self._core.utility("pause_scheduler", "keep", False)
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self._core.utility("resume_scheduler")
 
     async def describe(self, slot: str) -> SlotProgress:
         """Raises `Refused("gone")`."""

@@ -8,7 +8,6 @@ exponential noise; its Philox offset grows by the same amount each time (by read
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -46,21 +45,20 @@ def draw_cuda(generator: torch.Generator, tokens: int, vocabulary: int) -> None:
     generator.set_offset(before + tokens * (generator.get_offset() - before))
 
 
-def generator_for(seed: int, outputs: list[int], state: bytes, device: torch.device, vocabulary: int) -> Any:
-    """A generator in `state`, or, if that is empty, where `outputs` leave one that began with `seed`."""
-    if device.type == "cpu":
-        replayed = ReplayedGenerator(device=device)
-        replayed.seed_used, replayed.kept = seed, lambda: len(outputs)
-        generator: torch.Generator = replayed
-    else:
-        generator = torch.Generator(device=device)
+def generator_for(
+    seed: int, kept: Callable[[], int], state: bytes, device: torch.device, vocabulary: int
+) -> torch.Generator:
+    """A generator in `state`, or, if that is empty, where `kept()` output tokens leave one that began with `seed`."""
+    generator = ReplayedGenerator(device=device) if device.type == "cpu" else torch.Generator(device=device)
+    if isinstance(generator, ReplayedGenerator):
+        generator.seed_used, generator.kept = seed, kept
     generator.manual_seed(seed)
     if state:
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     elif device.type == "cpu":
-        draw_cpu(generator, len(outputs))
-    elif outputs:
-        draw_cuda(generator, len(outputs), vocabulary)
+        draw_cpu(generator, kept())
+    elif kept():
+        draw_cuda(generator, kept(), vocabulary)
     return generator
 
 

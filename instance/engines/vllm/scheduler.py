@@ -18,12 +18,9 @@ from midstream.control.errors import Refused
 from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.core_methods import CoreMethods, frozen_state, reply
 from midstream.instance.engines.vllm.seams import core as seam
+from midstream.instance.engines.vllm.seams.blocks import check_blocks
 from midstream.instance.engines.vllm.seams.version import check_version
 from midstream.instance.engines.vllm.tenancy import Tenancy
-
-REPORT_ID = ""
-"""Request id of the outputs that carry our reports."""
-REPORT_KEY = "midstream"
 
 
 class Moving:
@@ -33,6 +30,7 @@ class Moving:
         super().__init__(**settings)
         scheduler: Any = self
         seam.check_core(scheduler)
+        check_blocks(scheduler)
         ours = settings["vllm_config"].additional_config["midstream"]
         check_version(seam.VERSION, is_untested_allowed=ours["is_untested_vllm_allowed"])
         if seam.overlapping_steps(settings["vllm_config"]):
@@ -57,7 +55,7 @@ class Moving:
         if is_news or time.monotonic() - self._reported_at >= self._report_s:
             self._reported_at = time.monotonic()
             report = msgspec.msgpack.encode(self.tenancy.report())
-            seam.add_output(outputs, REPORT_ID, {REPORT_KEY: report})
+            seam.add_output(outputs, calls.REPORT_ID, {calls.REPORT_KEY: report})
         return outputs
 
     def _answer_freezes(self) -> None:

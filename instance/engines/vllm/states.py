@@ -11,6 +11,8 @@ from midstream.control.errors import Refused
 from midstream.instance.engines.vllm.seams import host
 from midstream.migration.protocol.messages import RequestSpec, Sampling
 
+INTERNAL_EXTRAS = ("kv_transfer_params", "ec_transfer_params")
+
 
 class Requests:
     """Makes and checks the requests of one engine."""
@@ -22,6 +24,8 @@ class Requests:
         self._eos = getattr(config.model_config.hf_text_config, "eos_token_id", None)
         self._engine_name = engine_name
         self._arrivals = itertools.count(1)
+        self._has_lora = config.lora_config is not None
+        self._is_multimodal = bool(config.model_config.supports_multimodal_inputs)
         self._is_on_cpu = config.device_config.device_type == "cpu"
 
     def needs_own_door(self, request: host.EngineCoreRequest) -> bool:
@@ -76,17 +80,30 @@ class Requests:
 
     def _check(self, spec: RequestSpec, request: host.EngineCoreRequest) -> None:
         params = request.sampling_params
-        if params is None:
-            raise Refused("pooling", f"{self._engine_name} serves generation only")
+        self._check_kind(request)
         if not spec.prompt:
             raise Refused("bad_request", "an empty prompt")
         if max(spec.prompt) >= self._vocabulary or min(spec.prompt) < 0:
             raise Refused("bad_request", f"token ids go up to {self._vocabulary - 1}")
+        if any(name in (params.extra_args or {}) for name in INTERNAL_EXTRAS):
+            raise Refused("bad_request", f"{', '.join(INTERNAL_EXTRAS)} belong to the engines")
         if not params.max_tokens or params.max_tokens < 1:
             raise Refused("bad_request", "max_tokens must be at least 1")
         if len(spec.prompt) + params.max_tokens > self._tokens_max:
             total = len(spec.prompt) + params.max_tokens
             raise Refused("too_long", f"prompt and output may have {self._tokens_max} tokens, asked for {total}")
+
+    def _check_kind(self, request: host.EngineCoreRequest) -> None:
+        refused = {
+            "pooling": request.sampling_params is None or request.pooling_params is not None,
+            "prompt_embeds": request.prompt_embeds is not None or request.prompt_token_ids is None,
+            "streaming_input": request.resumable,
+            "lora": request.lora_request is not None and not self._has_lora,
+            "multimodal": bool(request.mm_features) and not self._is_multimodal,
+        }
+        for code, is_there in refused.items():
+            if is_there:
+                raise Refused(code, f"{self._engine_name} does not serve it")
 
 
 def sampling_params(sampling: Sampling) -> host.SamplingParams:

@@ -14,6 +14,7 @@ from midstream.control.errors import Refused
 from midstream.control.state import Load
 from midstream.instance.engines.base import BlockAccount, SlotProgress
 from midstream.instance.engines.vllm import calls
+from midstream.instance.engines.vllm.seams import blocks as pool
 from midstream.instance.engines.vllm.seams import core as seam
 from midstream.instance.engines.vllm.step_clock import StepClock
 
@@ -38,7 +39,7 @@ class PinnedBlocks:
 
     __slots__ = ("blocks", "preemptions", "slot")
 
-    def __init__(self, slot: str, blocks: seam.Blocks, preemptions: int) -> None:
+    def __init__(self, slot: str, blocks: pool.Blocks, preemptions: int) -> None:
         self.slot = slot
         self.blocks = blocks
         self.preemptions = preemptions
@@ -89,7 +90,7 @@ class Tenancy:
             tokens=request.num_tokens,
             outputs=request.num_output_tokens,
             computed=seam.computed_of(request),
-            blocks=len(seam.blocks_of(self._scheduler, request.request_id)),
+            blocks=len(pool.blocks_of(self._scheduler, request.request_id)),
             preemptions=request.num_preemptions,
             refusal=self.engine_refusal or seam.request_refusal(request),
         )
@@ -139,10 +140,10 @@ class Tenancy:
             raise Refused("no_slots", f"all {self._slots_max} places are taken")
         cached = 0
         if blocks:
-            hit = seam.hold_blocks(self._scheduler, request, blocks)
+            hit = pool.hold_blocks(self._scheduler, request, blocks)
             if hit is None:
-                raise Refused("no_blocks", f"{blocks} blocks wanted, {seam.blocks_free(self._scheduler)} free")
-            cached = hit // seam.block_tokens(self._scheduler)
+                raise Refused("no_blocks", f"{blocks} blocks wanted, {pool.blocks_free(self._scheduler)} free")
+            cached = hit // pool.block_tokens(self._scheduler)
         reservation = Reservation(request, encoded, cached)
         self.reservations[slot] = reservation
         self.update_room()
@@ -153,8 +154,8 @@ class Tenancy:
         reservation = self.reservations.pop(slot, None)
         if reservation is None:
             return 0
-        blocks = len(seam.blocks_of(self._scheduler, slot))
-        seam.give_up_blocks(self._scheduler, reservation.request)
+        blocks = len(pool.blocks_of(self._scheduler, slot))
+        pool.give_up_blocks(self._scheduler, reservation.request)
         self.update_room()
         return blocks
 
@@ -176,20 +177,20 @@ class Tenancy:
     def pin(self, slot: str, first: int) -> calls.Pinned:
         """Pin what is final from block `first` on. Raises `Refused("gone")`."""
         request = self.run(slot)
-        tokens, computed = seam.block_tokens(self._scheduler), seam.computed_of(request)
+        tokens, computed = pool.block_tokens(self._scheduler), seam.computed_of(request)
         until = -(-computed // tokens) if slot in self.frozen else computed // tokens
-        blocks = seam.blocks_of(self._scheduler, slot)[first:until]
-        seam.pin(self._scheduler, blocks)
+        blocks = pool.blocks_of(self._scheduler, slot)[first:until]
+        pool.pin(self._scheduler, blocks)
         self._pins_made += 1
         self._pins[self._pins_made] = PinnedBlocks(slot, blocks, request.num_preemptions)
-        return calls.Pinned(pin=self._pins_made, block_ids=seam.block_ids(blocks))
+        return calls.Pinned(pin=self._pins_made, block_ids=pool.block_ids(blocks))
 
     def unpin(self, number: int) -> calls.Unpinned:
         """Let go, and say what became of the run."""
         pinned = self._pins.pop(number, None)
         if pinned is None:
             return calls.Unpinned(fate="gone", progress=None)
-        seam.unpin(self._scheduler, pinned.blocks)
+        pool.unpin(self._scheduler, pinned.blocks)
         request = self._scheduler.requests.get(pinned.slot)
         if request is None or seam.is_finished(request):
             return calls.Unpinned(fate="gone", progress=None)
@@ -207,15 +208,15 @@ class Tenancy:
     def load(self) -> Load:
         """The load right now."""
         running, waiting = seam.request_counts(self._scheduler)
-        tokens = seam.block_tokens(self._scheduler)
+        tokens = pool.block_tokens(self._scheduler)
         needs = [-(-request.num_tokens // tokens) for request in waiting if not request.num_computed_tokens]
         frozen = [self._scheduler.requests[slot] for slot in self.frozen]
         frozen_running = sum(seam.is_running(request) for request in frozen)
         return Load(
             running=running + frozen_running,
             waiting=len(waiting) + len(frozen) - frozen_running,
-            blocks_free=seam.blocks_free(self._scheduler),
-            blocks_reserved=sum(len(seam.blocks_of(self._scheduler, slot)) for slot in self.reservations),
+            blocks_free=pool.blocks_free(self._scheduler),
+            blocks_reserved=sum(len(pool.blocks_of(self._scheduler, slot)) for slot in self.reservations),
             blocks_head=needs[0] if needs else 0,
             blocks_waiting=sum(needs),
             step_ms=self.steps.decode_ms,
@@ -225,11 +226,11 @@ class Tenancy:
     def account(self) -> BlockAccount:
         """Count every block; nothing is inferred from anything else."""
         owned = {block.block_id for blocks in self._owned() for block in blocks}
-        reserved = {block.block_id for slot in self.reservations for block in seam.blocks_of(self._scheduler, slot)}
+        reserved = {block.block_id for slot in self.reservations for block in pool.blocks_of(self._scheduler, slot)}
         return BlockAccount(
-            total=seam.blocks_total(self._scheduler),
+            total=pool.blocks_total(self._scheduler),
             owned=len(owned),
-            free=seam.blocks_free(self._scheduler),
+            free=pool.blocks_free(self._scheduler),
             reserved=len(reserved - owned),
         )
 
@@ -239,19 +240,19 @@ class Tenancy:
         if account.owned + account.free + account.reserved != account.total:
             found.append(f"blocks do not add up: {account}")
         held: dict[int, int] = {}
-        for blocks in [*self._owned(), *(seam.blocks_of(self._scheduler, slot) for slot in self.reservations)]:
+        for blocks in [*self._owned(), *(pool.blocks_of(self._scheduler, slot) for slot in self.reservations)]:
             for block in blocks:
                 held[block.block_id] = held.get(block.block_id, 0) + 1
-        if held != seam.references(self._scheduler):
-            found.append(f"reference counts {seam.references(self._scheduler)}, held {held}")
+        if held != pool.references(self._scheduler):
+            found.append(f"reference counts {pool.references(self._scheduler)}, held {held}")
         return tuple(found)
 
-    def _owned(self) -> Iterator[seam.Blocks]:
+    def _owned(self) -> Iterator[pool.Blocks]:
         for slot in self._scheduler.requests:
-            yield seam.blocks_of(self._scheduler, slot)
+            yield pool.blocks_of(self._scheduler, slot)
         for pinned in self._pins.values():
             yield pinned.blocks
-        yield list(seam.blocks_fenced(self._scheduler))
+        yield list(pool.blocks_fenced(self._scheduler))
 
     def _account_within_budget(self, is_exact: bool) -> BlockAccount | None:
         began = time.monotonic()

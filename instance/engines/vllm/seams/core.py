@@ -1,14 +1,13 @@
-"""Touches of vLLM inside the engine-core process: requests, queues, block pool, grammar."""
+"""Touches of vLLM inside the engine-core process: requests, queues, grammars, outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
-from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.sched.utils import check_stop
@@ -19,10 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.serial_utils import MsgpackDecoder
 from vllm.version import __version__ as VERSION
 
-from midstream.instance.engines.vllm.seams.version import check_parameters, check_parts
-
-Blocks = list[Any]
-"""Of vLLM's `KVCacheBlock`."""
+from midstream.instance.engines.vllm.seams.version import check_parts
 
 # fmt: off
 SCHEDULER_PARTS = (
@@ -39,8 +35,8 @@ REQUEST_PARTS = (
     "resumable", "prefill_stats", "structured_output_request", "append_output_token_ids",
 )
 # fmt: on
-_NO_BLOCKS: Blocks = []
-
+GREEDY_BELOW = 1e-5
+"""vLLM's: a lower temperature draws nothing."""
 decode_request = MsgpackDecoder(EngineCoreRequest).decode
 
 
@@ -49,14 +45,6 @@ def check_core(scheduler: Any) -> None:
     check_parts(scheduler, SCHEDULER_PARTS)
     check_parts(Request("probe", [1], SamplingParams(max_tokens=1), None), REQUEST_PARTS)
     check_parts(EngineCore, ("preprocess_add_request", "collective_rpc", "abort_requests"))
-    check_parts(BlockPool, ("touch", "free_blocks", "get_num_free_blocks"))
-    check_parameters(
-        KVCacheManager.allocate_slots,
-        ("num_new_tokens", "num_new_computed_tokens", "new_computed_blocks", "delay_cache_blocks"),
-    )
-    check_parts(KVCacheManager, ("get_computed_blocks", "cache_blocks", "free", "take_new_block_ids"))
-    check_parts(scheduler.kv_cache_manager, ("coordinator", "block_pool"))
-    check_parts(scheduler.kv_cache_manager.coordinator, ("single_type_managers",))
     check_parts(PauseState, ("UNPAUSED",))
 
 
@@ -72,16 +60,6 @@ def collective(core: Any, method: str, argument: bytes) -> list[Any]:
 
 
 # --- fixed facts -----------------------------------------------------------------------------------
-
-
-def blocks_total(scheduler: Any) -> int:
-    """KV blocks that requests can have; vLLM keeps one, the null block, for itself."""
-    return int(scheduler.kv_cache_config.num_blocks) - 1
-
-
-def block_tokens(scheduler: Any) -> int:
-    """Tokens in one block."""
-    return int(scheduler.block_size)
 
 
 def is_v1_runner(scheduler: Any) -> bool:
@@ -115,6 +93,7 @@ def description(scheduler: Any) -> dict[str, Any]:
         "tensor_parallel": config.parallel_config.tensor_parallel_size,
         "workers": config.parallel_config.world_size,
         "vllm_version": VERSION,
+        "has_overlapping_steps": isinstance(scheduler, AsyncScheduler),
     }
 
 
@@ -161,7 +140,7 @@ def request_refusal(request: Request) -> str | None:
 def is_seeded(request: Request) -> bool:
     """Whether it draws from a generator of its own."""
     params = request.sampling_params
-    return params is not None and params.seed is not None and params.temperature >= 1e-5
+    return params is not None and params.seed is not None and bool(params.temperature >= GREEDY_BELOW)
 
 
 def computed_of(request: Request) -> int:
@@ -270,83 +249,6 @@ def forget_in_workers(scheduler: Any, slot: str) -> None:
 def request_counts(scheduler: Any) -> tuple[int, list[Request]]:
     """How many are in the batch, and those in the queues, first come first."""
     return len(scheduler.running), [*scheduler.kv_holding_waiting, *scheduler.waiting]
-
-
-# --- blocks ----------------------------------------------------------------------------------------
-
-
-def blocks_of(scheduler: Any, slot: str) -> Blocks:
-    """The blocks of a run or reservation, in order."""
-    manager = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
-    blocks: Blocks = manager.req_to_blocks.get(slot, _NO_BLOCKS)
-    return blocks
-
-
-def block_ids(blocks: Iterable[Any]) -> tuple[int, ...]:
-    """Their places in KV memory."""
-    return tuple(block.block_id for block in blocks)
-
-
-def blocks_free(scheduler: Any) -> int:
-    """Blocks that could be had at once."""
-    return int(scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
-
-
-def blocks_fenced(scheduler: Any) -> Iterator[Any]:
-    """Freed blocks that a step in flight may still write."""
-    for _, blocks in scheduler.deferred_frees:
-        yield from blocks
-
-
-def references(scheduler: Any) -> dict[int, int]:
-    """Reference counts of all blocks that have any, by block id; for checks."""
-    pool = scheduler.kv_cache_manager.block_pool
-    return {block.block_id: block.ref_cnt for block in pool.blocks if block.ref_cnt and not block.is_null}
-
-
-def pin(scheduler: Any, blocks: Blocks) -> None:
-    """Keep blocks from being given to others."""
-    scheduler.kv_cache_manager.block_pool.touch(blocks)
-
-
-def unpin(scheduler: Any, blocks: Blocks) -> None:
-    """Undo `pin`; the last blocks go first when room is needed."""
-    scheduler.kv_cache_manager.block_pool.free_blocks(reversed(blocks))
-
-
-def hold_blocks(scheduler: Any, request: Request, count: int) -> int | None:
-    """Take `count` blocks for a request that is no run yet.
-
-    Returns the tokens in those of them that the prefix cache had, or `None` if there are not enough.
-    Half-written blocks stay out of the prefix cache until `publish`.
-    """
-    manager = scheduler.kv_cache_manager
-    hit_blocks, hit, *_ = manager.get_computed_blocks(request)
-    wanted = max(0, count * block_tokens(scheduler) - hit)
-    got = manager.allocate_slots(
-        request,
-        wanted,
-        num_new_computed_tokens=hit,
-        new_computed_blocks=hit_blocks,
-        delay_cache_blocks=True,
-    )
-    if got is None:
-        return None
-    if scheduler.needs_kv_cache_zeroing:
-        manager.take_new_block_ids()
-    return int(hit)
-
-
-def give_up_blocks(scheduler: Any, request: Request) -> None:
-    """Undo `hold_blocks`."""
-    scheduler.kv_cache_manager.free(request)
-
-
-def publish(scheduler: Any, request: Request, computed: int) -> None:
-    """The first `computed` tokens' KV is in the request's blocks: others may share the full ones."""
-    request.num_computed_tokens = computed
-    if computed:
-        scheduler.kv_cache_manager.cache_blocks(request, computed)
 
 
 # --- outputs ---------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from midstream.instance.engines.vllm.generators import generator_for, state_of
 from midstream.instance.engines.vllm.seams.version import check_parameters, check_parts
 
 RUNNER_PARTS = ("kv_caches", "kv_cache_config", "attn_groups", "device", "requests", "input_batch")
+GREEDY_BELOW = 1e-5
+"""vLLM's: a lower temperature draws nothing."""
 # fmt: off
 CACHED_FIELDS = (
     "req_id", "prompt_token_ids", "mm_features", "sampling_params", "generator", "block_ids", "num_computed_tokens",
@@ -68,21 +70,26 @@ def insert_request(worker: Any, insert: calls.Insert) -> None:
     """Put a run that did not begin here into the V1 runner's cache, before it is first scheduled."""
     runner = worker.model_runner
     request = MsgpackDecoder(EngineCoreRequest).decode(insert.request)
-    params, outputs = request.sampling_params, list(insert.outputs)
-    generator = None
-    if params.seed is not None and params.temperature >= 1e-5:
-        vocabulary = runner.input_batch.vocab_size
-        generator = generator_for(params.seed, outputs, insert.rng, runner.device, vocabulary)
-    runner.requests[insert.slot] = CachedRequestState(
+    cached = CachedRequestState(
         req_id=insert.slot,
         prompt_token_ids=request.prompt_token_ids,
         mm_features=[],
-        sampling_params=params,
-        generator=generator,
+        sampling_params=request.sampling_params,
+        generator=None,
         block_ids=(list(insert.block_ids),),
         num_computed_tokens=insert.computed,
-        output_token_ids=outputs,
+        output_token_ids=list(insert.outputs),
     )
+    cached.generator = _generator(runner, cached, insert.rng)
+    runner.requests[insert.slot] = cached
+
+
+def _generator(runner: Any, cached: Any, state: bytes) -> torch.Generator | None:
+    params = cached.sampling_params
+    if params.seed is None or params.temperature < GREEDY_BELOW:
+        return None
+    kept = lambda: len(cached.output_token_ids)  # noqa: E731 - the runner puts another list there now and then
+    return generator_for(params.seed, kept, state, runner.device, runner.input_batch.vocab_size)
 
 
 def generator_state(worker: Any, slot: str) -> bytes:

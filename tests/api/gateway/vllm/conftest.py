@@ -21,7 +21,7 @@ if importlib.util.find_spec("vllm") is None:
 else:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch and vLLM warn of themselves while they are imported
-        import midstream.api.gateway.vllm.face  # noqa: F401
+        import midstream.api.gateway.vllm.served  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -168,6 +168,8 @@ async def test_other_endpoints_of_vllm_are_there(
     answer = await client.responses.create(model=NAME, input="Where is my tea?")
     assert answer.output_text == SAID
     async with httpx.AsyncClient(base_url=face.url, timeout=30) as http:
+        message = await http.post("/v1/messages", json={"model": NAME, "max_tokens": 50, "messages": CHAT})
+        assert message.json()["content"][0]["text"] == SAID
         tokens = (await http.post("/tokenize", json={"model": NAME, "prompt": SAID})).json()["tokens"]
         assert tuple(tokens) == ids_of(face, SAID)
         text = (await http.post("/detokenize", json={"model": NAME, "tokens": tokens})).json()["prompt"]

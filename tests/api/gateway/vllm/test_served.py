@@ -8,7 +8,7 @@ import pytest
 from midstream.api.gateway.vllm.face import FaceConfig, serve_vllm_face
 from midstream.api.gateway.vllm.served import parse_flags
 from midstream.control.errors import BadInput
-from tests.api.gateway.vllm.rig import NAME, CheckedScriptedGateway, flags, serving
+from tests.api.gateway.vllm.rig import CHAT, NAME, CheckedScriptedGateway, flags, says, sdk, serving
 
 
 async def test_one_face_serves_several_models_each_with_numbers_of_its_own() -> None:
@@ -30,6 +30,21 @@ async def test_one_face_serves_several_models_each_with_numbers_of_its_own() -> 
         "two": 3.0,
     }
     assert sum(line.startswith("# TYPE vllm:generation_tokens_total ") for line in lines) == 1
+
+
+@pytest.mark.filterwarnings("ignore:max_tokens is deprecated:DeprecationWarning")
+async def test_thoughts_are_parsed_where_the_model_has_some() -> None:
+    gateway = CheckedScriptedGateway()
+    async with (
+        serving(gateway, flags(NAME, "--reasoning-parser", "granite")) as face,
+        sdk(face) as client,
+    ):
+        gateway.play(says(face, "Here is my thought process: It was on the table. Here is my response: Look there."))
+        message = (await client.chat.completions.create(model=NAME, messages=CHAT)).choices[0].message
+    assert message.model_extra is not None
+    assert message.model_extra["reasoning"].strip() == "It was on the table."
+    assert message.content is not None
+    assert message.content.strip() == "Look there."
 
 
 async def test_two_models_of_one_name_are_refused() -> None:

@@ -73,6 +73,12 @@ class LinkedEngine(VllmEngine):
         )
 
 
+class OverlappedEngine(LinkedEngine):
+    """With async scheduling."""
+
+    core_module = "tests.instance.engines.vllm.overlapped_core"
+
+
 Kind = TypeVar("Kind", bound=LinkedEngine)
 
 

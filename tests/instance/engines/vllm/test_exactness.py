@@ -18,7 +18,7 @@ from midstream.instance.engines.vllm.seams import host
 from midstream.migration.protocol.messages import RequestSpec
 from tests.contracts.engine_rigs import Bench, move
 from tests.instance.engines.vllm.core_requests import RequestMaker
-from tests.instance.engines.vllm.pair import SIZES, config_of, running
+from tests.instance.engines.vllm.pair import SIZES, LinkedEngine, OverlappedEngine, config_of, running
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -70,22 +70,34 @@ class Engines(NamedTuple):
     b: Bench
     maker: RequestMaker
     pair: Any
+    undisturbed: dict[str, Any]
+    """What has been found out already, by feature."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[True, False], ids=["cached", "uncached"])
+ENGINES = {
+    "one step at a time, prefix cache": (LinkedEngine, True),
+    "one step at a time, no prefix cache": (LinkedEngine, False),
+    "overlapping steps, prefix cache": (OverlappedEngine, True),
+    "overlapping steps, no prefix cache": (OverlappedEngine, False),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
 async def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Any]:
-    config = config_of(tmp_path_factory.mktemp("tiny"), pace_ms=15, enable_prefix_caching=request.param)
-    async with running(config) as pair:
+    kind, has_prefix_cache = ENGINES[request.param]
+    config = config_of(tmp_path_factory.mktemp("tiny"), pace_ms=10, enable_prefix_caching=has_prefix_cache)
+    async with running(config, kind) as pair:
+        assert {engine.has_overlapping_steps for engine in pair.engines.values()} == {kind is OverlappedEngine}
         maker = RequestMaker(host.engine_config(config.all_engine_args()))
-        yield pair, maker
+        yield pair, maker, {}
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def engines(pair: Any) -> AsyncIterator[Engines]:
     """Both engines with readers; afterwards every block is where it was before (P07)."""
-    engines, maker = pair
+    engines, maker, known = pair
     a, b = (Bench(engines.engines[name], engines.links[name]) for name in ("a", "b"))
-    yield Engines(a, b, maker, engines)
+    yield Engines(a, b, maker, engines, known)
     for bench in (a, b):
         await bench.close()
     await engines.settle()
@@ -100,7 +112,13 @@ def result(bench: Bench, slot: str, before: tuple[int, ...] = (), logprobs: tupl
     return before + bench.made(slot), [*logprobs, *bench.logprobs[slot]], bench.finishes[slot]
 
 
-async def undisturbed(engines: Engines, spec: RequestSpec) -> Any:
+async def undisturbed(engines: Engines, feature: str, spec: RequestSpec) -> Any:
+    if feature not in engines.undisturbed:
+        engines.undisturbed[feature] = await run_undisturbed(engines, spec)
+    return engines.undisturbed[feature]
+
+
+async def run_undisturbed(engines: Engines, spec: RequestSpec) -> Any:
     await engines.a.engine.submit("undisturbed", spec)
     await engines.a.finish("undisturbed")
     expected = result(engines.a, "undisturbed")
@@ -140,7 +158,7 @@ async def replayed(engines: Engines, spec: RequestSpec, expected: Any) -> Any:
 async def test_P03_the_tokens_are_those_of_the_undisturbed_run(engines: Engines, feature: str, history: str) -> None:
     params = SamplingParams(**{"max_tokens": TOKENS, "ignore_eos": True, **FEATURES[feature]})
     spec = engines.maker.spec("undisturbed", params, prompt_tokens=45)
-    expected = await undisturbed(engines, spec)
+    expected = await undisturbed(engines, feature, spec)
     assert len(expected[0]) > 8, "too short to be moved three times"
     if history == "crashed and replayed":
         got = await replayed(engines, spec, expected)

@@ -37,21 +37,21 @@ def fresh() -> torch.Generator:
 def test_P03_a_generator_derived_from_seed_and_outputs_goes_on_exactly(done: int) -> None:
     undisturbed = sample(fresh(), done + 20)
     outputs = undisturbed[:done]
-    assert sample(generator_for(SEED, outputs, b"", CPU, VOCABULARY), 20) == undisturbed[done:]
+    assert sample(generator_for(SEED, outputs.__len__, b"", CPU, VOCABULARY), 20) == undisturbed[done:]
 
 
 def test_P03_a_carried_state_and_a_derived_one_are_the_same() -> None:
     generator = fresh()
     outputs = sample(generator, 12)
-    assert state_of(generator) == state_of(generator_for(SEED, outputs, b"", CPU, VOCABULARY))
-    carried = generator_for(SEED, outputs, state_of(generator), CPU, VOCABULARY)
+    assert state_of(generator) == state_of(generator_for(SEED, outputs.__len__, b"", CPU, VOCABULARY))
+    carried = generator_for(SEED, outputs.__len__, state_of(generator), CPU, VOCABULARY)
     assert sample(carried, 5) == sample(fresh(), 17)[12:]
 
 
 def test_what_a_chunk_of_a_prefill_drew_is_taken_back() -> None:
     """What vLLM does after a step whose token it throws away; a plain CPU generator raises there."""
     outputs: list[int] = []
-    generator = generator_for(SEED, outputs, b"", CPU, VOCABULARY)
+    generator = generator_for(SEED, outputs.__len__, b"", CPU, VOCABULARY)
     assert isinstance(generator, ReplayedGenerator)
     for _ in range(3):
         sample(generator, 1)
