@@ -304,7 +304,7 @@ async def test_P05_content_the_target_has_beyond_the_runs_progress_is_not_comput
     await b.engine.adopt("x'", state)
     assert (await b.engine.describe("x'")).computed >= reserved.cached * rig.block_tokens
     await b.finish("x'")
-    assert b.made("x'") == rig.undisturbed(spec)[0]
+    assert b.made("x'") == (await rig.undisturbed(spec))[0]
 
 
 async def test_an_adopted_run_does_not_wait_behind_the_queue(engine_pair: Pair) -> None:
