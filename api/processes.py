@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Final
@@ -159,17 +160,22 @@ def run_jobs(settings: Settings) -> None:
             end(settings.health_file)
 
 
-def wait_for_log(settings: Settings) -> None:
-    """Return once Redis is there and will do. Raises as `speaking` does."""
+def wait_for_log(settings: Settings) -> bool:
+    """Return once Redis is there and will do, or `False` when SIGTERM came first. Raises as `speaking` does."""
 
-    async def wait() -> None:
+    async def wait() -> bool:
         log = bootstrap.make_log(settings, f"worker/{bootstrap.name_of(settings)}")
+        waiting = asyncio.ensure_future(_until_there(settings, log.check))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, waiting.cancel)
         try:
-            await _until_there(settings, log.check)
+            await waiting
+        except asyncio.CancelledError:
+            return False
         finally:
             await log.close()
+        return True
 
-    asyncio.run(wait())
+    return asyncio.run(wait())
 
 
 OPENERS: Final[dict[str, Callable[[Settings], AbstractAsyncContextManager[Running]]]] = {

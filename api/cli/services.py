@@ -49,9 +49,9 @@ def worker(context: typer.Context, name: Name = None, supervised: Supervised = F
     _prepare(settings, supervised)
     import midstream.control.jobs  # noqa: F401 - ready means loaded
 
-    wait_for_log(settings)
-    announce("worker", name_of(settings), None)
-    run_jobs(settings)
+    if wait_for_log(settings):
+        announce("worker", name_of(settings), None)
+        run_jobs(settings)
 
 
 def llumlet(
