@@ -44,14 +44,15 @@ class Moving:
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
         """vLLM's own, then: freezes that waited for this step, and a report."""
-        scheduled = scheduler_output.num_scheduled_tokens
+        scheduled, fenced = scheduler_output.num_scheduled_tokens, seam.frees_fenced(self)
         outputs: dict[int, Any] = super().update_from_output(  # type: ignore[misc]
             scheduler_output, model_runner_output
         )
         self.tenancy.steps.step(tokens=scheduler_output.total_num_scheduled_tokens, requests=len(scheduled))
         self.tenancy.forget_missing()
         self._answer_freezes()
-        is_news = self._note_preemptions() or not scheduled or _any_finished(outputs)
+        is_news = not scheduled or _any_finished(outputs) or seam.frees_fenced(self) < fenced
+        is_news |= self._note_preemptions()
         if is_news or time.monotonic() - self._reported_at >= self._report_s:
             self._reported_at = time.monotonic()
             report = msgspec.msgpack.encode(self.tenancy.report())

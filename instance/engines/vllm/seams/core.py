@@ -107,6 +107,11 @@ def fence_block_frees(scheduler: Any) -> None:
     scheduler.defer_block_free = True
 
 
+def frees_fenced(scheduler: Any) -> int:
+    """How many requests' blocks wait for a step in flight before they are free."""
+    return len(scheduler.deferred_frees)
+
+
 # --- requests --------------------------------------------------------------------------------------
 
 

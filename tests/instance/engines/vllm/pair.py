@@ -68,7 +68,7 @@ class LinkedEngine(VllmEngine):
             blocks=reserved.blocks,
             cached=reserved.cached,
             transfer=reserved.transfer,
-            address=await self._link.before(reserved.address),
+            address=",".join([await self._link.before(address) for address in reserved.address.split(",")]),
             handle=reserved.handle,
         )
 
