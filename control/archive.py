@@ -32,7 +32,7 @@ RETAIN_MS: Final = 15 * 60 * 1_000
 """What was archived stays in the log for so long, for readers that fell behind."""
 
 MEMORY_USED_WARN: Final = 0.7
-"""From this share of its server's memory on, every tidying warns (RELIABILITY R10): a full one takes no facts."""
+"""From this share of its server's memory on, every tidying warns (rules R10): a full one takes no facts."""
 
 RETENTION_MARKS_MAX: Final = 128
 SNAPSHOT_EVERY: Final = 10_000

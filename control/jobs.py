@@ -1,6 +1,6 @@
 """Slow, offline jobs on rq: enqueuing them, the functions that may run, and the worker that runs them.
 
-What stands in Redis is untrusted input (RELIABILITY 5.1): jobs are JSON, never pickle; a job may only name a function
+What stands in Redis is untrusted input: jobs are JSON, never pickle; a job may only name a function
 of `JOBS`; the database's address is the worker's own, never the job's.
 """
 

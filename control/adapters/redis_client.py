@@ -1,4 +1,4 @@
-"""The only place that builds Redis clients for the log, every option said (RELIABILITY R2, R4, 2.10).
+"""The only place that builds Redis clients for the log, every option said (rules R2, R4, 2.10).
 
 redis-py's defaults repeat a write whose reply was lost, and hang a blocking read for a minute.
 """

@@ -3,7 +3,7 @@
 A stream entry's id is the fact's position: `<generation>-<seq>`. Writes go through the function library in
 `log.lua`, which refuses to append unless a generation was opened on this very run of the server; so a restarted,
 rewound, flushed or failed-over server always begins a new generation, named by its time. Readers own their
-positions; there are no consumer groups and therefore no pending lists (RELIABILITY R5 holds by construction).
+positions; there are no consumer groups and therefore no pending lists (rules R5 holds by construction).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The archive in SQL for asyncio: one writer thread and a few readers, each behind a bounded queue.
 
-Synchronous SQLAlchemy in threads of our own, because aiosqlite hangs under cancelled tasks (RELIABILITY R7).
+Synchronous SQLAlchemy in threads of our own, because aiosqlite hangs under cancelled tasks (rules R7).
 A cancelled call may still take effect (R8); every write here may be repeated.
 """
 

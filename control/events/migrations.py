@@ -55,7 +55,7 @@ class MoveDecided(Event, frozen=True, kw_only=True):
 
 @event
 class CommandRefused(Event, frozen=True, kw_only=True):
-    """A llumlet refused a command before doing anything. Codes: RELIABILITY 3.3."""
+    """A llumlet refused a command before doing anything. `code` is for machines."""
 
     migration: str
     owner: Owner

@@ -155,7 +155,7 @@ def round_done(seat: Seat, what: RoundDone, rules: Rules) -> Step:
 
 
 def _after_round(seat: Seat, run: Run, move: Move, fact: Event, rules: Rules) -> Step:
-    """Step 3 of DESIGN 7: another round, freeze, or give up."""
+    """Another round, freeze, or give up."""
     stop_ms = predicted_stop_ms(move.progress, rules.block_bytes, rules.round_trip_ms)
     room = move.prepared.blocks_reserved if move.prepared else 0
     if move.next_block + move.progress.blocks_left > room:

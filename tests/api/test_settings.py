@@ -113,7 +113,7 @@ def test_P29_timers_must_fit_together(changes: dict[str, int]) -> None:
 
 
 def test_timers_of_separate_parts_fit_together() -> None:
-    """RELIABILITY 7.4: what is a constant of one part and bounds another."""
+    """What is a constant of one part and bounds another."""
     from midstream.control.adapters import redis_client
     from midstream.control.archive import READ_WAIT_MS
     from midstream.migration.transfers.rpc import CONNECT_S, STALL_S

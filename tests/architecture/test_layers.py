@@ -1,4 +1,4 @@
-"""Imports point one way, the pure part stays pure, and every module has its place (DESIGN 4)."""
+"""Imports point one way, the pure part stays pure, and every module has its place (ARCHITECTURE.md)."""
 
 from __future__ import annotations
 

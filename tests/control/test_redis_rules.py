@@ -1,4 +1,4 @@
-"""The rules for Redis (RELIABILITY section 0), each on a real server: R2, R4, R5, R10, R11, R12, and their grounds."""
+"""The rules for Redis (docs/promises.md), each on a real server: R2, R4, R5, R10, R11, R12, and their grounds."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_only_the_two_faces_publish_a_port_and_only_on_loopback() -> None:
 
 
 def test_the_data_plane_has_a_network_of_its_own() -> None:
-    """RELIABILITY 5: who carries tokens and KV blocks listens there and on no other interface."""
+    """Who carries tokens and KV blocks listens there and on no other interface."""
     members = {name for name, service in services().items() if "data" in service.raw["networks"]}
     assert members == {"gateway", "llumlet-1", "llumlet-2"}
     for name in members:

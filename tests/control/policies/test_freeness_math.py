@@ -1,4 +1,4 @@
-"""Virtual usage and freeness as BASELINES defines them."""
+"""Virtual usage and freeness by the formulas of Llumnix (OSDI 2024)."""
 
 from __future__ import annotations
 
