@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -18,6 +19,7 @@ BUSY_S: Final = 15
 """How long a SQLite writer waits for another process's transaction."""
 
 CONNECT_S: Final = 5
+WAL_RETRY_S: Final = 0.01
 STATEMENT_MS: Final = 120_000
 """PostgreSQL gives up a statement after this; the longest is the search for holes in a big archive."""
 
@@ -80,8 +82,21 @@ def _sqlite_engine(url: URL) -> Engine:
 def _set_up_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     # The driver's own BEGIN comes only before INSERT and never before DDL; transactions are opened by _begin_sqlite.
     connection.isolation_level = None
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL"):
-        connection.execute(f"PRAGMA {pragma}").close()
+    _enter_wal(connection)
+    connection.execute("PRAGMA synchronous=NORMAL").close()
+
+
+def _enter_wal(connection: sqlite3.Connection) -> None:
+    """Of several that change a new file's journal at once SQLite refuses all but one, without its busy wait."""
+    deadline = time.monotonic() + BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL").close()
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() >= deadline:
+                raise
+            time.sleep(WAL_RETRY_S)
 
 
 def _begin_sqlite(connection: Connection) -> None:
