@@ -56,8 +56,8 @@ class Arriving:
         return self._offers[slot]
 
     async def close(self, slot: str) -> None:
-        """Refuse the handle from now on; return when no write through it is in progress. Raises `Refused("gone")`."""
-        await self._copiers.all(calls.Forget(handle=self._held(slot).handle))
+        """Refuse the handle from now on; return when everything written is in KV memory. Raises `Refused("gone")`."""
+        await self._copiers.all(calls.Forget(handle=self._held(slot).handle, is_kept=True))
         self._held(slot)
 
     async def adopt(self, slot: str, state: RunState) -> None:
@@ -100,7 +100,7 @@ class Arriving:
 
     async def _end(self, slot: str, handle: str) -> int:
         try:
-            await self._copiers.all(calls.Forget(handle=handle))
+            await self._copiers.all(calls.Forget(handle=handle, is_kept=False))
             freed = await self._core.call("mig_abort", calls.OfSlot(slot), calls.Freed)
         except EngineFailed:
             return 0

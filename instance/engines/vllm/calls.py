@@ -201,9 +201,10 @@ class Expect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Forget(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Done when no write through the handle is in progress."""
+    """Done when no write through the handle is in progress and, if `is_kept`, all of them are in KV memory."""
 
     handle: str
+    is_kept: bool
 
 
 class SendBlocks(msgspec.Struct, frozen=True, kw_only=True, tag=True):

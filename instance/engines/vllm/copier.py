@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from midstream.control.errors import MidstreamError
 from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.frames import frame, read_frame
-from midstream.instance.engines.vllm.kv_memory import KvMemory
+from midstream.instance.engines.vllm.kv_memory import KvMemory, Window
 from midstream.migration.transfers.base import Channel
 from midstream.migration.transfers.rpc import RpcTransfer
 
@@ -35,6 +35,7 @@ class Copier:
         self._transfer: RpcTransfer | None = None
         self._channels: dict[str, tuple[str, Channel]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._arriving: dict[str, Window] = {}
 
     async def serve(self, socket: str) -> None:
         """Take calls until the other side closes."""
@@ -77,9 +78,9 @@ class Copier:
             case calls.Open():
                 return await self._open(what)
             case calls.Expect():
-                self._ready().expect(what.handle, Incoming(self._memory, what))
+                await self._expect(what)
             case calls.Forget():
-                await self._ready().forget(what.handle)
+                await self._forget(what)
             case calls.SendBlocks():
                 return await self._send(what)
             case calls.CancelCall():
@@ -98,6 +99,25 @@ class Copier:
         )
         return calls.Done(address=await self._transfer.start())
 
+    async def _open_window(self, how: Callable[[Sequence[int]], Window], block_ids: Sequence[int]) -> Window:
+        return await asyncio.to_thread(how, block_ids) if self._memory.is_staged else how(block_ids)
+
+    async def _expect(self, order: calls.Expect) -> None:
+        window = await self._open_window(self._memory.writing, order.block_ids)
+        self._arriving[order.handle] = window
+        sink = Incoming(window, order.first, len(order.block_ids), len(self._memory.planes))
+        self._ready().expect(order.handle, sink)
+
+    async def _forget(self, order: calls.Forget) -> None:
+        await self._ready().forget(order.handle)
+        window = self._arriving.pop(order.handle, None)
+        if window is None or not order.is_kept:
+            return
+        if self._memory.is_staged:
+            await asyncio.to_thread(window.land)
+        else:
+            window.land()
+
     def _ready(self) -> RpcTransfer:
         if self._transfer is None:
             raise OSError("the transfer has not been opened")
@@ -106,18 +126,19 @@ class Copier:
     async def _send(self, order: calls.SendBlocks) -> calls.Done:
         try:
             channel = await self._channel(order)
-            report = await channel.send(list(self._outgoing(order)), checksum=order.checksum)
+            window = await self._open_window(self._memory.reading, order.block_ids)
+            report = await channel.send(list(self._outgoing(order, window)), checksum=order.checksum)
         except BaseException:
             await self._hang_up(order.channel)
             raise
         return calls.Done(copied_bytes=report.copied_bytes, duration_ms=report.duration_ms)
 
-    def _outgoing(self, order: calls.SendBlocks) -> Iterator[tuple[int, memoryview]]:
+    def _outgoing(self, order: calls.SendBlocks, window: Window) -> Iterator[tuple[int, memoryview]]:
         """Plane by plane, so that pieces of equal length stand together and fill a frame."""
         planes = len(self._memory.planes)
         for plane in range(planes):
-            for index, block_id in enumerate(order.block_ids, order.first):
-                yield index * planes + plane, self._memory.view(block_id, plane)
+            for place in range(len(order.block_ids)):
+                yield (order.first + place) * planes + plane, window.view(place, plane)
 
     async def _channel(self, order: calls.SendBlocks) -> Channel:
         route = f"{order.address} {order.handle}"
@@ -142,16 +163,17 @@ class Copier:
 
 
 class Incoming:
-    """Where the blocks of one reservation are written."""
+    """Where the blocks of one reservation are written: its `first`-th block is place 0 of the window."""
 
-    def __init__(self, memory: KvMemory, order: calls.Expect) -> None:
-        self._memory = memory
-        self._first = order.first
-        self._block_ids = order.block_ids
+    def __init__(self, window: Window, first: int, blocks: int, planes: int) -> None:
+        self._window = window
+        self._first = first
+        self._blocks = blocks
+        self._planes = planes
 
     def __call__(self, index: int) -> memoryview:
         """The memory of one plane of one block. Raises `IndexError` outside the reservation."""
-        block, plane = divmod(index, len(self._memory.planes))
-        if not 0 <= block - self._first < len(self._block_ids):
+        block, plane = divmod(index, self._planes)
+        if not 0 <= block - self._first < self._blocks:
             raise IndexError(f"block {block} is not to be written")
-        return self._memory.view(self._block_ids[block - self._first], plane)
+        return self._window.view(block - self._first, plane)

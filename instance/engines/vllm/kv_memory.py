@@ -6,49 +6,191 @@ that range number `block * planes + plane` means the same bytes on any two worke
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
 
 from midstream.control.errors import BadInput
 
 
 class Plane(NamedTuple):
-    """Block n lies at `start + n * stride`, `length` bytes long."""
+    """Block n lies at `start + n * stride`, `length` bytes long. `start` is an address."""
 
     start: int
     stride: int
     length: int
 
 
-class KvMemory:
-    """Views of a worker's KV tensors. `tensors` must outlive it."""
+class Window(Protocol):
+    """Some blocks' bytes, by their place in the list they were asked for with."""
+
+    def view(self, place: int, plane: int) -> memoryview:
+        """The bytes, writable if the window is."""
+        ...
+
+    def land(self) -> None:
+        """What was written is in KV memory when this returns."""
+        ...
+
+
+class KvMemory(Protocol):
+    """KV memory that can be read and written block by block."""
+
+    planes: list[Plane]
+    is_staged: bool
+    """Whether opening and landing take time: not for an event loop."""
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    def reading(self, block_ids: Sequence[int]) -> Window:
+        """Blocks whose content is final. Raises `IndexError`."""
+        ...
+
+    def writing(self, block_ids: Sequence[int]) -> Window:
+        """Blocks that nobody reads before the window has landed. Raises `IndexError`."""
+        ...
+
+
+def kv_memory(tensors: list[Any], blocks: int) -> KvMemory:
+    """The memory of a worker's layers. Raises `BadInput` for a layout without blocks."""
+    return DirectMemory(tensors, blocks) if tensors[0].device.type == "cpu" else StagedMemory(tensors, blocks)
+
+
+class _Memory:
+    is_staged = False
 
     def __init__(self, tensors: list[Any], blocks: int) -> None:
-        self._tensors = tensors
+        self._tensors = tensors  # kept: planes are bare addresses
         self._blocks = blocks
-        self.planes = [plane for tensor in tensors for plane in planes_of(tensor, blocks)]
+        self.planes: list[Plane] = []
+        self._owners: list[Any] = []
+        for tensor in tensors:
+            planes = planes_of(tensor, blocks)
+            self.planes += planes
+            self._owners += [tensor] * len(planes)
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all planes."""
         return sum(plane.length for plane in self.planes)
 
-    def view(self, block_id: int, plane: int) -> memoryview:
-        """The bytes themselves, writable. Raises `IndexError`."""
-        if not 0 < block_id < self._blocks:
-            raise IndexError(f"no block {block_id}")
-        start, stride, length = self.planes[plane]
-        raw = (ctypes.c_char * length).from_address(start + block_id * stride)
+    def _check(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            if not 0 < block_id < self._blocks:
+                raise IndexError(f"no block {block_id}")
+
+
+class DirectMemory(_Memory):
+    """CPU tensors: windows look straight into them."""
+
+    def reading(self, block_ids: Sequence[int]) -> Window:
+        """See `KvMemory`."""
+        self._check(block_ids)
+        return DirectWindow(self.planes, block_ids)
+
+    writing = reading
+
+
+class DirectWindow:
+    """The blocks themselves."""
+
+    def __init__(self, planes: list[Plane], block_ids: Sequence[int]) -> None:
+        self._planes = planes
+        self._block_ids = block_ids
+
+    def view(self, place: int, plane: int) -> memoryview:
+        """The bytes of one plane of a block, in place."""
+        start, stride, length = self._planes[plane]
+        raw = (ctypes.c_char * length).from_address(start + self._block_ids[place] * stride)
         return memoryview(raw).cast("B")
+
+    def land(self) -> None:
+        """They are there already."""
+
+
+class StagedMemory(_Memory):
+    """Memory of a device: gathered into host memory, scattered from it, on a stream of its own.
+
+    Reading needs no wait for the model's stream: blocks are final when the host has seen the token after
+    them. On a GPU this was not run; tests run it with CPU tensors.
+    """
+
+    is_staged = True
+
+    def __init__(self, tensors: list[Any], blocks: int) -> None:
+        super().__init__(tensors, blocks)
+        self._device: torch.device = tensors[0].device
+        self._stream: Any = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._bytes = [self._as_bytes(*of) for of in zip(self._owners, self.planes, strict=True)]
+
+    def _as_bytes(self, tensor: Any, plane: Plane) -> torch.Tensor:
+        """One plane of all blocks, as a matrix of bytes over the tensor's own storage."""
+        storage = tensor.untyped_storage()
+        whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+        offset = plane.start - storage.data_ptr()
+        return whole.as_strided((self._blocks, plane.length), (plane.stride, 1), offset)
+
+    def reading(self, block_ids: Sequence[int]) -> Window:
+        """See `KvMemory`."""
+        window = self._window(block_ids)
+        with self._on_stream():
+            for staged, plane in zip(window.staged, self._bytes, strict=True):
+                staged.copy_(plane.index_select(0, window.index), non_blocking=True)
+        self._settle()
+        return window
+
+    def writing(self, block_ids: Sequence[int]) -> Window:
+        """See `KvMemory`."""
+        return self._window(block_ids)
+
+    def scatter(self, window: StagedWindow) -> None:
+        """Write a window's bytes into the blocks."""
+        with self._on_stream():
+            for staged, plane in zip(window.staged, self._bytes, strict=True):
+                plane.index_copy_(0, window.index, staged.to(self._device, non_blocking=True))
+        self._settle()
+
+    def _window(self, block_ids: Sequence[int]) -> StagedWindow:
+        self._check(block_ids)
+        is_pinned = self._stream is not None
+        staged = [
+            torch.zeros((len(block_ids), plane.length), dtype=torch.uint8, pin_memory=is_pinned)
+            for plane in self.planes
+        ]
+        return StagedWindow(self, staged, torch.tensor(block_ids, device=self._device))
+
+    def _on_stream(self) -> Any:
+        return torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext()
+
+    def _settle(self) -> None:
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
+class StagedWindow:
+    """Host memory for some blocks of a device, plane by plane."""
+
+    def __init__(self, memory: StagedMemory, staged: list[torch.Tensor], index: torch.Tensor) -> None:
+        self._memory = memory
+        self.staged = staged
+        self.index = index
+
+    def view(self, place: int, plane: int) -> memoryview:
+        """The bytes of one plane of a block, in host memory."""
+        return memoryview(self.staged[plane][place].numpy()).cast("B")
+
+    def land(self) -> None:
+        """Copy everything to the device and wait for it."""
+        if len(self.index):
+            self._memory.scatter(self)
 
 
 def planes_of(tensor: Any, blocks: int) -> list[Plane]:
-    """The planes of one layer's tensor, whichever of its dimensions counts blocks.
-
-    Raises `BadInput` for memory that is no CPU memory or that scatters a block's bytes.
-    """
-    if tensor.device.type != "cpu":
-        raise BadInput(f"KV in {tensor.device.type} memory cannot be viewed from here")
+    """The planes of one layer's tensor, whichever of its dimensions counts blocks. Raises `BadInput` for none."""
     shape, item = list(tensor.shape), tensor.element_size()
     strides = [stride * item for stride in tensor.stride()]
     at = _block_dimension(shape, strides, blocks)

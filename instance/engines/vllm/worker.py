@@ -6,7 +6,7 @@ import msgspec
 
 from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.copier import start_copier
-from midstream.instance.engines.vllm.kv_memory import KvMemory
+from midstream.instance.engines.vllm.kv_memory import kv_memory
 from midstream.instance.engines.vllm.seams import worker as seam
 
 
@@ -16,7 +16,7 @@ class WorkerExtension:
     def mig_block_bytes(self, _: bytes) -> int:
         """Bytes of one block on this rank."""
         seam.check_worker(self)
-        return KvMemory(*seam.kv_tensors(self)).block_bytes
+        return kv_memory(*seam.kv_tensors(self)).block_bytes
 
     def mig_layout(self, _: bytes) -> str:
         """What must be equal on workers that exchange KV."""
@@ -25,7 +25,7 @@ class WorkerExtension:
     def mig_attach(self, argument: bytes) -> bool:
         """Start the copier and let it connect to the llumlet."""
         attach = msgspec.msgpack.decode(argument, type=calls.Attach)
-        start_copier(attach.socket, seam.rank_of(self), KvMemory(*seam.kv_tensors(self)))
+        start_copier(attach.socket, seam.rank_of(self), kv_memory(*seam.kv_tensors(self)))
         return True
 
     def mig_insert(self, argument: bytes) -> None:

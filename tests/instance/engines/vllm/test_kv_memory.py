@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from midstream.control.errors import BadInput
-from midstream.instance.engines.vllm.kv_memory import KvMemory, planes_of
+from midstream.instance.engines.vllm.kv_memory import DirectMemory, StagedMemory, kv_memory, planes_of
 
 BLOCKS, HEADS, TOKENS, WIDTH = 7, 3, 4, 8
 
@@ -26,40 +24,54 @@ LAYOUTS: dict[str, tuple[torch.Tensor, int, int]] = {
 }
 
 
+KINDS = {"in place": DirectMemory, "staged": StagedMemory}
+"""Staged memory is for devices; here its device is the CPU."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_P05_a_range_holds_exactly_its_blocks_bytes(layout: str) -> None:
+def test_P05_a_range_holds_exactly_its_blocks_bytes(layout: str, kind: str) -> None:
     tensor, dimension, planes = LAYOUTS[layout]
-    memory = KvMemory([tensor, tensor.clone()], BLOCKS)
+    memory = KINDS[kind]([tensor, tensor.clone()], BLOCKS)
     assert len(memory.planes) == 2 * planes
-    for block in range(1, BLOCKS):
+    order = (4, 1, 6)
+    window = memory.reading(order)
+    for place, block in enumerate(order):
         expected = sorted(tensor.select(dimension, block).flatten().tolist())
-        seen = [number for plane in range(planes) for number in memory.view(block, plane).cast("i")]
+        seen = [number for plane in range(planes) for number in window.view(place, plane).cast("i")]
         assert sorted(seen) == expected
 
 
-def test_writing_a_view_writes_the_tensor() -> None:
-    tensor = numbered(BLOCKS, 2, 2)
-    view = KvMemory([tensor], BLOCKS).view(3, 0)
-    view[:] = bytes(len(view))
-    assert tensor[3].eq(0).all()
-    assert tensor[2].ne(0).all()
-    assert tensor[4].ne(0).all()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_P05_what_landed_is_where_it_was_read_from_and_nowhere_else(layout: str, kind: str) -> None:
+    source, dimension, _ = LAYOUTS[layout]
+    target = torch.zeros_like(source)
+    reading = KINDS[kind]([source], BLOCKS).reading((2, 5))
+    memory = KINDS[kind]([target], BLOCKS)
+    writing = memory.writing((6, 3))
+    for place in range(2):
+        for plane in range(len(memory.planes)):
+            writing.view(place, plane)[:] = reading.view(place, plane)
+    writing.land()
+    for block, origin in ((6, 2), (3, 5)):
+        assert target.select(dimension, block).equal(source.select(dimension, origin))
+    assert all(target.select(dimension, block).eq(0).all() for block in (0, 1, 2, 4, 5))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("block", [-1, 0, BLOCKS])
-def test_P05_the_null_block_and_what_lies_outside_cannot_be_had(block: int) -> None:
-    with pytest.raises(IndexError):
-        KvMemory([numbered(BLOCKS, 2, 2)], BLOCKS).view(block, 0)
+def test_P05_the_null_block_and_what_lies_outside_cannot_be_had(block: int, kind: str) -> None:
+    memory = KINDS[kind]([numbered(BLOCKS, 2, 2)], BLOCKS)
+    for how in (memory.reading, memory.writing):
+        with pytest.raises(IndexError):
+            how((1, block))
+
+
+def test_memory_of_a_cpu_is_used_in_place() -> None:
+    assert isinstance(kv_memory([numbered(BLOCKS, 2, 2)], BLOCKS), DirectMemory)
 
 
 def test_a_tensor_without_blocks_is_refused() -> None:
     with pytest.raises(BadInput, match="no dimension of 7 blocks"):
         planes_of(numbered(3, 2), BLOCKS)
-
-
-def test_memory_of_a_gpu_is_refused() -> None:
-    class OnGpu:
-        device: Any = type("Device", (), {"type": "cuda"})
-
-    with pytest.raises(BadInput, match="cuda"):
-        planes_of(OnGpu(), BLOCKS)
