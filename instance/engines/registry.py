@@ -13,7 +13,10 @@ from midstream.migration.transfers.base import Transfer
 EngineFactory = Callable[[Mapping[str, Any], Mapping[str, Transfer]], Engine]
 """Builds an engine, not yet started, from its settings and the transfers it is to own. Raises `BadInput`."""
 
-ENGINES: Mapping[str, str] = {"sim": "midstream.instance.engines.sim.factory:sim_engine"}
+ENGINES: Mapping[str, str] = {
+    "sim": "midstream.instance.engines.sim.factory:sim_engine",
+    "vllm": "midstream.instance.engines.vllm.factory:vllm_engine",
+}
 
 
 def engine_factory(name: str) -> EngineFactory:

@@ -10,7 +10,7 @@ SCHEDULER = "midstream.instance.engines.vllm.scheduler.make_scheduler"
 EXTENSION = "midstream.instance.engines.vllm.worker.WorkerExtension"
 
 
-class VllmConfig(msgspec.Struct, frozen=True, kw_only=True):
+class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to start vLLM and how its workers exchange KV. Seconds unless the name says otherwise."""
 
     model: str

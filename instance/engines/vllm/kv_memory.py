@@ -190,11 +190,15 @@ class StagedWindow:
 
 
 def planes_of(tensor: Any, blocks: int) -> list[Plane]:
-    """The planes of one layer's tensor, whichever of its dimensions counts blocks. Raises `BadInput` for none."""
-    shape, item = list(tensor.shape), tensor.element_size()
+    """The planes of one layer's tensor, whichever of its dimensions counts blocks. Raises `BadInput` for none.
+
+    An attention kernel may count smaller blocks: then several of its own are one of the cache manager's.
+    """
+    at = _block_dimension(tensor, blocks)
+    tensor = tensor.unflatten(at, (blocks, tensor.shape[at] // blocks))
+    item = tensor.element_size()
     strides = [stride * item for stride in tensor.stride()]
-    at = _block_dimension(shape, strides, blocks)
-    outer = [(shape[i], strides[i]) for i in range(len(shape)) if i != at]
+    outer = [(size, strides[i]) for i, size in enumerate(tensor.shape) if i != at and size > 1]
     outer.sort(key=lambda dimension: dimension[1])
     length = item
     while outer and outer[0][1] == length:
@@ -205,8 +209,9 @@ def planes_of(tensor: Any, blocks: int) -> list[Plane]:
     return [Plane(start, strides[at], length) for start in sorted(starts)]
 
 
-def _block_dimension(shape: list[int], strides: list[int], blocks: int) -> int:
-    found = [i for i, size in enumerate(shape) if size == blocks]
+def _block_dimension(tensor: Any, blocks: int) -> int:
+    sizes = list(enumerate(tensor.shape))
+    found = [i for i, size in sizes if size == blocks] or [i for i, size in sizes if size and size % blocks == 0]
     if not found:
-        raise BadInput(f"a KV tensor of shape {tuple(shape)} has no dimension of {blocks} blocks")
-    return max(found, key=lambda i: strides[i])
+        raise BadInput(f"a KV tensor of shape {tuple(tensor.shape)} has no dimension of {blocks} blocks")
+    return max(found, key=lambda i: int(tensor.stride(i)))

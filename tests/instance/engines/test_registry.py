@@ -18,7 +18,7 @@ def test_an_engine_is_built_from_its_settings() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(UnknownThing, match="known: sim"):
+    with pytest.raises(UnknownThing, match="known: sim, vllm"):
         engine_factory("babbage")
 
 
@@ -28,6 +28,12 @@ def test_P29_a_wrong_setting_is_bad_input(settings: dict[str, object]) -> None:
         engine_factory("sim")(settings, {})
 
 
+@pytest.mark.parametrize("settings", [{}, {"model": "m"}, {"model": "m", "secret": b"s", "modle": 1}])
+def test_P29_a_wrong_setting_of_vllm_is_bad_input(settings: dict[str, object]) -> None:
+    with pytest.raises(BadInput):
+        engine_factory("vllm")(settings, {})
+
+
 def test_nothing_is_loaded_before_it_is_asked_for() -> None:
-    code = "import sys, midstream.instance.engines.registry; sys.exit('midstream.instance.engines.sim' in sys.modules)"
+    code = "import sys, midstream.instance.engines.registry; sys.exit(any(f'midstream.instance.engines.{name}' in sys.modules for name in ('sim', 'vllm')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -43,10 +43,10 @@ def rank_of(worker: Any) -> int:
 
 
 def kv_tensors(worker: Any) -> tuple[list[Any], int]:
-    """One tensor per layer, and the number of blocks."""
+    """One tensor per layer that has KV of its own, and the number of blocks."""
     runner = worker.model_runner
-    tensors = [t for t in runner.kv_caches if t is not None]
-    return tensors, int(runner.kv_cache_config.num_blocks)
+    own = {int(tensor.data_ptr()): tensor for tensor in runner.kv_caches}
+    return list(own.values()), int(runner.kv_cache_config.num_blocks)
 
 
 def layout_of(worker: Any) -> str:

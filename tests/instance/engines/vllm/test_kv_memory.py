@@ -20,6 +20,7 @@ LAYOUTS: dict[str, tuple[torch.Tensor, int, int]] = {
     "blocks first": (numbered(BLOCKS, HEADS, TOKENS, WIDTH), 0, 1),
     "keys and values apart": (numbered(2, BLOCKS, TOKENS, HEADS, WIDTH), 1, 2),
     "heads inside, stored outside": (numbered(BLOCKS, HEADS, TOKENS, WIDTH).transpose(1, 2), 0, 1),
+    "two blocks of the kernel are one": (numbered(2 * BLOCKS, TOKENS, WIDTH), 0, 1),
     "layers of one block together": (numbered(BLOCKS, 5, HEADS, TOKENS, WIDTH)[:, 2], 0, 1),
 }
 
@@ -36,6 +37,7 @@ def test_P05_a_range_holds_exactly_its_blocks_bytes(layout: str, kind: str) -> N
     assert len(memory.planes) == 2 * planes
     order = (4, 1, 6)
     window = memory.reading(order)
+    tensor = tensor.unflatten(dimension, (BLOCKS, -1))
     for place, block in enumerate(order):
         expected = sorted(tensor.select(dimension, block).flatten().tolist())
         seen = [number for plane in range(planes) for number in window.view(place, plane).cast("i")]
@@ -54,6 +56,7 @@ def test_P05_what_landed_is_where_it_was_read_from_and_nowhere_else(layout: str,
         for plane in range(len(memory.planes)):
             writing.view(place, plane)[:] = reading.view(place, plane)
     writing.land()
+    source, target = (tensor.unflatten(dimension, (BLOCKS, -1)) for tensor in (source, target))
     for block, origin in ((6, 2), (3, 5)):
         assert target.select(dimension, block).equal(source.select(dimension, origin))
     assert all(target.select(dimension, block).eq(0).all() for block in (0, 1, 2, 4, 5))

@@ -83,6 +83,19 @@ async def test_P13_a_killed_process_is_noticed_at_once_and_takes_its_group_along
     assert not any(segment.exists() for segment in segments)
 
 
+async def test_P13_a_core_that_hangs_is_as_one_that_died(tmp_path: Path) -> None:
+    config = msgspec.structs.replace(config_of(tmp_path), call_s=3.0, heartbeat_s=0.5)
+    engine = VllmEngine(config)
+    await engine.start()
+    group = engine.process_group
+    assert group is not None
+    os.killpg(group, signal.SIGSTOP)
+    async with asyncio.timeout(60):
+        assert "no answer" in await engine.failed()
+    await until_gone(group)
+    await engine.stop()
+
+
 async def test_stop_leaves_no_process_and_no_memory(tmp_path: Path) -> None:
     engine = with_own_worker(tmp_path)
     await engine.start()
