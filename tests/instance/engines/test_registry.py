@@ -35,5 +35,8 @@ def test_P29_a_wrong_setting_of_vllm_is_bad_input(settings: dict[str, object]) -
 
 
 def test_nothing_is_loaded_before_it_is_asked_for() -> None:
-    code = "import sys, midstream.instance.engines.registry; sys.exit(any(f'midstream.instance.engines.{name}' in sys.modules for name in ('sim', 'vllm')))"
+    code = (
+        "import sys, midstream.instance.engines.registry; "
+        "sys.exit(any(f'midstream.instance.engines.{name}' in sys.modules for name in ('sim', 'vllm')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
