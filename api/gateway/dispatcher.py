@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from midstream.api.gateway.live import Live
 from midstream.control.events import RequestDispatched
+from midstream.control.ids import Owner
 from midstream.control.policies import DispatchChoice, DispatchWanted, choose
 from midstream.control.policies.base import CANDIDATES_MAX
 from midstream.migration.plan import blocks_for
@@ -48,40 +49,20 @@ class Dispatcher:
         gateway, owner = self._gateway, choice.owner
         gateway.peers.learn(owner, choice.address)
         gateway.peers.dispatched(owner, live.request, self._blocks(live, choice))
-        gateway.recorder.record(
-            RequestDispatched(
-                request=live.request,
-                gateway=gateway.name,
-                owner=owner,
-                epoch=live.ledger.epoch + 2,
-                prompt_tokens=len(live.spec.prompt),
-                delivered_tokens=len(live.ids),
-                output_tokens_max=live.spec.sampling.max_tokens,
-                priority=live.spec.priority,
-                cause=cause,
-                policy=gateway.follower.state.policies.dispatch.name,
-                scores=choice.scores[:CANDIDATES_MAX],
-                reason=choice.reason,
-            )
+        self._say(
+            live,
+            owner,
+            live.ledger.epoch + 2,
+            cause,
+            policy=gateway.follower.state.policies.dispatch.name,
+            scores=choice.scores[:CANDIDATES_MAX],
+            reason=choice.reason,
         )
         gateway.feed(live, Redispatch(owner))
 
     def announce_again(self, live: Live) -> None:
         """The log may have lost its memory: say again where a live request is."""
-        ledger = live.ledger
-        self._gateway.recorder.record(
-            RequestDispatched(
-                request=live.request,
-                gateway=self._gateway.name,
-                owner=ledger.owner,
-                epoch=ledger.epoch,
-                prompt_tokens=len(live.spec.prompt),
-                delivered_tokens=len(live.ids),
-                output_tokens_max=live.spec.sampling.max_tokens,
-                priority=live.spec.priority,
-                cause="again",
-            )
-        )
+        self._say(live, live.ledger.owner, live.ledger.epoch, "again")
 
     async def seek(self, live: Live, cause: str) -> None:
         """Look for a new owner until there is one, the old one is heard again, or time is up."""
@@ -96,6 +77,22 @@ class Dispatcher:
                 gateway.fail(live, "no_capacity", f"no instance could take the request on ({cause})")
                 return
             await asyncio.sleep(SEEK_RETRY_S)
+
+    def _say(self, live: Live, owner: Owner, epoch: int, cause: str, **choice: Any) -> None:
+        """Record where a request is; `choice` is policy, scores and reason, if it was just chosen."""
+        fact = RequestDispatched(
+            request=live.request,
+            gateway=self._gateway.name,
+            owner=owner,
+            epoch=epoch,
+            prompt_tokens=len(live.spec.prompt),
+            delivered_tokens=len(live.ids),
+            output_tokens_max=live.spec.sampling.max_tokens,
+            priority=live.spec.priority,
+            cause=cause,
+            **choice,
+        )
+        self._gateway.recorder.record(fact)
 
     def _blocks(self, live: Live, choice: DispatchChoice) -> int:
         view = self._gateway.follower.state.instances[choice.owner.instance]
