@@ -39,7 +39,7 @@ check: $(DEV_STAMP) $(REAL) ## Lint, format, types, layers, then all tests
 	@$(BIN)/lint-imports --no-cache
 	@$(MAKE) --no-print-directory test
 
-bench: $(RUN_STAMP) ## Measure (BENCH=control, ARGS=--json)
+bench: $(DEV_STAMP) ## Measure (BENCH=control, ARGS=--json)
 	@$(BIN)/midstream bench $(BENCH) $(ARGS)
 
 sim: $(DEV_STAMP) ## Simulate the whole cluster under faults (SEEDS=200)

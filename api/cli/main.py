@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from midstream import __version__
-from midstream.api.cli import house, operate, plays, services
+from midstream.api.cli import benches, house, operate, plays, services
 from midstream.api.cli.context import Globals
 from midstream.api.cli.output import say
 from midstream.api.cli.up import command as up_command
@@ -66,6 +66,7 @@ def options(
 
 up_command.register(app)
 plays.register(app)
+benches.register(app)
 operate.register(app)
 house.register(app)
 services.register(app)

@@ -1,4 +1,4 @@
-"""Commands that run something and report: demo, trace, bench, replay."""
+"""Commands that run something and report: demo, trace, replay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel=PANEL)(demo)
     app.add_typer(_trace(), rich_help_panel=PANEL)
     app.add_typer(_replay(), rich_help_panel=PANEL)
-    app.command(rich_help_panel=PANEL)(bench)
 
 
 def demo(
@@ -53,19 +52,6 @@ def demo(
     from midstream.api.demo import run
 
     raise typer.Exit(run(settings, seconds=seconds, output=output, kill=kill or ()))
-
-
-def bench(
-    name: Annotated[str, typer.Argument(help="Which measurement, for example control.")],
-    as_json: Annotated[bool, typer.Option("--json/--no-json", help="One JSON object on stdout.")] = False,
-) -> None:
-    """Measure; prints a table, or with --json one object.
-
-    Example: midstream bench control --json
-    """
-    from midstream.api.bench import run
-
-    raise typer.Exit(run(name, as_json=as_json))
 
 
 def _trace() -> typer.Typer:

@@ -7,16 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from midstream.api.bench import BENCHES, control, run
+from midstream.api.bench import control
+from midstream.api.bench.plots import plot
 from midstream.api.bench.report import Measured, is_missing, machine, rank, show
 from midstream.api.bench.states import cluster_state, life
-from midstream.control.errors import UnknownThing
+from midstream.api.cli.main import BAD_INPUT, run
 from midstream.control.fold import fold
 
 
-def test_an_unknown_bench_names_the_known_ones() -> None:
-    with pytest.raises(UnknownThing, match=", ".join(BENCHES)):
-        run("nothing", as_json=True)
+def test_an_unknown_bench_is_one_line_and_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "nothing"]) == BAD_INPUT
+    assert "No such command 'nothing'" in capsys.readouterr().err
+
+
+def test_a_plot_is_a_picture(tmp_path: Path) -> None:
+    with plot(tmp_path / "new", "line") as (_, axes):
+        axes.plot([1, 2], [3, 4])
+    assert (tmp_path / "new" / "line.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_P31_a_missing_measurement_fails_the_job(capsys: pytest.CaptureFixture[str]) -> None:

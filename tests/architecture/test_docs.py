@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 
 from midstream.api.admin import app as admin_app
 from midstream.api.admin import routes_cluster, routes_operations, routes_requests
-from midstream.api.bench import BENCHES
+from midstream.api.cli import benches
 from midstream.api.cli.main import app
 from midstream.api.cli.reference import fields, markdown, variable
 from midstream.api.traces import shipped_traces
@@ -198,7 +198,7 @@ def test_every_promise_and_rule_that_a_test_names_is_explained() -> None:
 def test_policies_benches_and_traces_are_in_the_readme_or_their_page() -> None:
     said = read("README.md")
     assert [name for name in (*policies.DISPATCH, *policies.MOVES) if f"`{name}`" not in said] == []
-    assert [name for name in BENCHES if f"## {name}\n" not in read("docs/benchmarks.md")] == []
+    assert [name for name in benches.NAMES if f"## {name}\n" not in read("docs/benchmarks.md")] == []
     assert shipped_traces()
 
 
