@@ -90,6 +90,7 @@ class Follower:
             state = await self._bootstrap()
         if state is not None:
             self.state = state
+            self._wake()
 
     async def _take(self, entries: list[Entry]) -> None:
         for entry in entries:

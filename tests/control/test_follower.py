@@ -70,6 +70,19 @@ async def test_it_folds_everything_and_tells_each_fact_once(store: MemoryLogStor
     assert len(seen) == len(store.entries) - 1
 
 
+async def test_who_waits_hears_of_a_fold_that_came_whole_from_the_archive(store: MemoryLogStore) -> None:
+    """Nothing is written afterwards: a quiet log must not keep a new process waiting."""
+    await Writer(store).write(3)
+
+    async def archived() -> State:
+        await asyncio.sleep(0.05)
+        return fold(store.entries)
+
+    follower = follower_of(store, bootstrap=archived)
+    async with following(follower):
+        await follower.caught_up(PATIENCE_S)
+
+
 async def test_changed_wakes_at_the_next_fold(store: MemoryLogStore) -> None:
     follower, writer = follower_of(store), Writer(store)
     async with following(follower):
