@@ -11,7 +11,7 @@ MODELS := .midstream/models
 MODELS_STAMP := $(MODELS)/.made
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-ENGINE ?= sim
+ENGINE ?= vllm
 REAL := $(if $(filter vllm,$(ENGINE)),$(MODELS_STAMP))
 SEEDS ?= 200
 BENCH ?= control
@@ -23,13 +23,13 @@ ARGS ?=
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(RUN_STAMP) $(REAL) ## Play a real trace, move requests while they stream, verify (ENGINE=vllm: on real vLLM)
+demo: $(RUN_STAMP) $(REAL) ## Move answers of real vLLM while they stream, verify (ENGINE=sim: a trace on simulated engines, fast)
 	@$(BIN)/midstream demo --engine $(ENGINE) $(ARGS)
 
 up: $(RUN_STAMP) ## Start a whole local cluster; Ctrl-C ends all of it (ARGS="--instances 4")
 	@$(BIN)/midstream up $(ARGS)
 
-test: $(DEV_STAMP) $(REAL) ## Run all tests (ARGS="tests/control -k fold"; ENGINE=vllm: with real vLLM)
+test: $(DEV_STAMP) $(REAL) ## Run all tests (ARGS="tests/control -k fold"; ENGINE=sim: without real vLLM)
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: $(DEV_STAMP) $(REAL) ## Lint, format, types, layers, then all tests

@@ -27,6 +27,9 @@ SETTINGS = {
 CHANGED = "balance.low=1"
 """Nothing is that full: every recorded decision of `balance` is a difference."""
 
+CROWDS_MAX = 5
+"""On a machine that is busy with other things the streams may not overlap enough for `balance`: try again."""
+
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 
@@ -34,15 +37,28 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)
 async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     """A cluster that has moved some requests by policy and some by hand, and is quiet now."""
     async with running(tmp_path_factory.mktemp("replay"), (400, 80), **SETTINGS) as rig:
-        clients = [rig.stream(400, prompt_tokens=60 + 10 * i) for i in range(8)]
-        await clients[0].has(20)
-        await asyncio.gather(*(move_by_hand(rig, client) for client in clients[:2]))
-        for client in clients:
-            await client.end()
-            client.assert_undisturbed()
-        await rig.idle()
-        await rig.facts()
+        await crowd(rig)
+        for _ in range(CROWDS_MAX - 1):
+            if "balance" in await policies_of(rig):
+                break
+            await crowd(rig)
         yield rig
+
+
+async def crowd(rig: Rig) -> None:
+    """Eight streams at once, two of them moved by hand."""
+    clients = [rig.stream(400, prompt_tokens=60 + 10 * i) for i in range(8)]
+    await clients[0].has(20)
+    await asyncio.gather(*(move_by_hand(rig, client) for client in clients[:2]))
+    for client in clients:
+        await client.end()
+        client.assert_undisturbed()
+    await rig.idle()
+
+
+async def policies_of(rig: Rig) -> set[str]:
+    """What ordered the moves so far."""
+    return {e.fact.event.policy for e in await rig.facts() if isinstance(e.fact.event, MoveDecided)}
 
 
 async def move_by_hand(rig: Rig, client: Client) -> None:
@@ -64,8 +80,7 @@ async def test_P17_every_decision_is_derived_again(rig: Rig, where: str) -> None
     assert report["equal"] == report["decisions"] > 0
     assert report["ticks_skipped"] == 0
     assert f"{report['equal']} of {report['decisions']} equal" in said
-    policies = {e.fact.event.policy for e in await rig.facts() if isinstance(e.fact.event, MoveDecided)}
-    assert policies >= {"balance"}
+    assert await policies_of(rig) >= {"balance"}
 
 
 @pytest.mark.parametrize("where", ["--local", "--remote"])

@@ -237,9 +237,12 @@ def _adopt(core: Any, call: calls.Adopt) -> None:
     request = reservation.request
     request.append_output_token_ids(list(call.outputs[request.num_output_tokens :]))
     _advance_grammar(core, request)
-    pool.publish(scheduler, request, call.computed)
+    # Blocks out of the prefix cache may be others' too: nothing is computed over them.
+    known = reservation.cached * pool.block_tokens(scheduler)
+    computed = max(call.computed, known) if call.computed else 0
+    pool.publish(scheduler, request, computed)
     request.num_preemptions = call.preemptions
-    is_known = _insert(core, request, reservation.encoded, computed=call.computed, rng=call.rng)
+    is_known = _insert(core, request, reservation.encoded, computed=computed, rng=call.rng)
     del tenancy.reservations[call.slot]
     _enter(core, request, is_resumed=bool(call.outputs) or is_known)
     tenancy.update_room()
