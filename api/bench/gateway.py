@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shlex
@@ -15,6 +14,7 @@ from typing import Any, Final
 import msgspec
 import psutil
 
+from midstream.api import event_loop
 from midstream.api.bench.plots import plot
 from midstream.api.bench.report import Measured, machine, rank, spread
 from midstream.api.bench.sse import Timed, play
@@ -103,7 +103,7 @@ def measure(plan: Plan, plots: Path | None = None) -> Measured:
     """Boot both, play in turn, compare; some minutes. Raises `MidstreamError`."""
     found = machine()
     with tempfile.TemporaryDirectory(prefix="midstream-bench-") as folder:
-        blocks, resident = asyncio.run(_measure(plan, Path(folder)))
+        blocks, resident = event_loop.run(_measure(plan, Path(folder)))
     rows = tuple(_row(concurrency, blocks) for concurrency in plan.concurrencies)
     if plots is not None:
         draw(rows, plots)

@@ -114,11 +114,12 @@ def request_of(url: str, body: dict[str, Any]) -> bytes:
 async def play(url: str, bodies: Sequence[dict[str, Any]], concurrency: int) -> list[Timed]:
     """All chats, `concurrency` at a time, each connection taking the next one. Raises `MidstreamError`."""
     parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or 80
     waiting = [request_of(url, body) for body in reversed(bodies)]
     answers: list[Timed] = []
 
     async def work() -> None:
-        _, chats = await asyncio.get_running_loop().create_connection(Chats, parts.hostname, parts.port)
+        _, chats = await asyncio.get_running_loop().create_connection(Chats, host, port)
         try:
             while waiting:
                 answers.append(await chats.chat(waiting.pop()))

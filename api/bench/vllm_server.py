@@ -86,7 +86,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def main() -> None:
-    """Be vLLM's server. Not by its command line, which a build for CPUs does not start: it looks for a package `vllm`."""
+    """Be vLLM's server (its command line asks for a package `vllm`, which builds for CPUs are not called)."""
     die_with_parent()
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
