@@ -139,8 +139,8 @@ def _sim_engine(settings: Settings) -> Engine:
     return SimEngine(config, {"rpc": transfer})
 
 
-def make_follower(settings: Settings, log: FactLog) -> Follower:
-    """A fold of the log that falls back on the archive where the log no longer reaches."""
+def make_follower(settings: Settings, log: FactLog, *, rest_s: float = 0.0) -> Follower:
+    """A fold of the log that falls back on the archive where the log no longer reaches. `rest_s`: see `Follower`."""
 
     async def from_archive() -> State | None:
         archive = make_archive(settings)
@@ -152,7 +152,7 @@ def make_follower(settings: Settings, log: FactLog) -> Follower:
         finally:
             await archive.close()
 
-    return Follower(log, bootstrap=from_archive)
+    return Follower(log, bootstrap=from_archive, rest_s=rest_s)
 
 
 def make_llumlet(settings: Settings, voice: Voice) -> Llumlet:
