@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import shlex
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -101,7 +102,7 @@ def make_engine(settings: Settings) -> Engine:
 def _vllm_engine(settings: Settings) -> Engine:
     from midstream.instance.engines.vllm.config import VllmConfig
     from midstream.instance.engines.vllm.engine import VllmEngine
-    from midstream.instance.engines.vllm.flags import EngineSizes, engine_environment, read_flags
+    from midstream.instance.engines.vllm.flags import EngineSizes, read_flags
 
     sizes = EngineSizes(blocks=settings.vllm_blocks, kv_gib=settings.vllm_kv_gib, cpu_threads=settings.vllm_cpu_threads)
     flags = read_flags(settings.vllm_flags, sizes)
@@ -110,7 +111,7 @@ def _vllm_engine(settings: Settings) -> Engine:
             model=flags.model,
             name=flags.served_name,
             engine_args=flags.engine_args,
-            environment=engine_environment(sizes),
+            environment=flags.environment,
             is_untested_vllm_allowed=settings.vllm_any_version,
             secret=settings.data_secret(),
             transfer_host=settings.bind_host,
@@ -138,8 +139,8 @@ def _sim_engine(settings: Settings) -> Engine:
     return SimEngine(config, {"rpc": transfer})
 
 
-def make_follower(settings: Settings, log: FactLog) -> Follower:
-    """A fold of the log that falls back on the archive where the log no longer reaches."""
+def make_follower(settings: Settings, log: FactLog, *, rest_s: float = 0.0) -> Follower:
+    """A fold of the log that falls back on the archive where the log no longer reaches. `rest_s`: see `Follower`."""
 
     async def from_archive() -> State | None:
         archive = make_archive(settings)
@@ -151,7 +152,7 @@ def make_follower(settings: Settings, log: FactLog) -> Follower:
         finally:
             await archive.close()
 
-    return Follower(log, bootstrap=from_archive)
+    return Follower(log, bootstrap=from_archive, rest_s=rest_s)
 
 
 def make_llumlet(settings: Settings, voice: Voice) -> Llumlet:
@@ -165,8 +166,16 @@ def make_llumlet(settings: Settings, voice: Voice) -> Llumlet:
         log=voice.log,
         recorder=voice.recorder,
         clock=CLOCK,
-        settings=settings.llumlet,
+        settings=settings.llumlet_with(_usual_timers(settings)),
     )
+
+
+def _usual_timers(settings: Settings) -> Mapping[str, float]:
+    if settings.engine != "vllm":
+        return {}
+    from midstream.instance.engines.vllm.flags import usual_timers
+
+    return usual_timers()
 
 
 def make_controller(settings: Settings, voice: Voice, follower: Follower) -> Controller:

@@ -54,7 +54,7 @@ def check(path: Path) -> Beat:
     except (OSError, msgspec.DecodeError) as error:
         raise MidstreamError(f"{path} cannot be read: {error}") from None
     late_s = time.monotonic() - said.good_until_s
-    if not _is_alive(said.pid):
+    if not is_alive(said.pid):
         raise MidstreamError(f"{said.service} {said.name} is gone: there is no process {said.pid}")
     if late_s > 0:
         raise MidstreamError(f"{said.service} {said.name} should have been heard {late_s:.0f} s ago")
@@ -63,7 +63,8 @@ def check(path: Path) -> Beat:
     return said
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, whoever owns it."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

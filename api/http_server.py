@@ -10,7 +10,7 @@ from typing import Final
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from midstream.api.closing import closing_of
 from midstream.control.errors import BadInput
@@ -74,7 +74,6 @@ async def serve(app: Starlette, host: str, port: int) -> Served:
         server_header=False,
         proxy_headers=False,
         limit_concurrency=CONNECTIONS_MAX,
-        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
@@ -108,21 +107,42 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _PatientProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 with a deadline for the arrival of each request."""
+class _PatientProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 with a deadline for the arrival of each request and a bound on its head."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _is_in_request = False
+    _is_in_head = True
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
         self._arm()
 
     def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data) if self._is_in_head else 0
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.more_body:
+        if self._is_in_head and self._head_bytes > HEAD_BYTES_MAX:
+            self.send_400_response("Head too large.")
+        if not self._is_in_request:
             self._disarm()
         elif self._deadline is None:
             self._arm()
+
+    def on_message_begin(self) -> None:
+        self._is_in_request = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """The parser answers 400 to what is raised here."""
+        self._is_in_head, self._head_bytes = False, 0
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES_MAX:
+            raise ValueError("head too large")
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_in_request, self._is_in_head = False, True
+        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()

@@ -22,6 +22,7 @@ from typing import Any
 
 import structlog
 
+from midstream.api import event_loop
 from midstream.api.heartbeat import beating
 from midstream.control.errors import MidstreamError
 
@@ -53,7 +54,7 @@ def run_service(kind: str, name: str, service: Service, health_file: Path | None
     `health_file` is kept fresh.
     """
     try:
-        return asyncio.run(_serve(kind, name, service, health_file))
+        return event_loop.run(_serve(kind, name, service, health_file))
     except asyncio.CancelledError:
         return 0
 

@@ -25,6 +25,8 @@ from midstream.control.supervise import Supervisor
 
 CAUGHT_UP_S: Final = 20.0
 """A process that starts and has found Redis gets so long to fold what is in the log."""
+GATEWAY_REST_S: Final = 0.01
+"""A gateway learns of facts so much later, and spends its time on tokens."""
 FLUSH_S: Final = 3.0
 """A process that stops gets so long to say its last facts."""
 
@@ -106,7 +108,7 @@ async def open_llumlet(settings: Settings) -> AsyncIterator[Running]:
 async def open_gateway(settings: Settings) -> AsyncIterator[Running]:
     """The process of one gateway: data plane, core and HTTP face."""
     async with speaking(settings, "gateway") as voice:
-        follower = bootstrap.make_follower(settings, voice.log)
+        follower = bootstrap.make_follower(settings, voice.log, rest_s=GATEWAY_REST_S)
         gateway = bootstrap.make_gateway(settings, voice, follower)
         await gateway.start()
         voice.tasks.loop("follower", follower.run)

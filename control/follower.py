@@ -31,7 +31,8 @@ class Follower:
     """`state` is the fold up to `state.position`; only `run` changes it, others read.
 
     `on_entry` is told each fact once, after the state has it. `bootstrap` is asked when neither the log nor its
-    snapshot tells the whole story.
+    snapshot tells the whole story. Caught up, it reads again after `rest_s`: who has other things to do reads many
+    facts at a time.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class Follower:
         *,
         on_entry: Callable[[Entry], None] | None = None,
         bootstrap: Bootstrap | None = None,
+        rest_s: float = 0.0,
     ) -> None:
         self.state = State()
         self.on_entry = on_entry
         self._log = log
         self._bootstrap = bootstrap
+        self._rest_s = rest_s
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
@@ -66,6 +69,8 @@ class Follower:
                 continue
             backoff = BACKOFF_FIRST_S
             await self._take(entries)
+            if self._rest_s and 0 < len(entries) < READ_COUNT:
+                await asyncio.sleep(self._rest_s)
 
     async def changed(self) -> None:
         """Wait until the next entries have been folded."""

@@ -68,6 +68,8 @@ class Llumlet:
         self.settings = settings
         self.me = Owner(instance, wire.node.incarnation)
         self.seats: dict[str, Seat] = {}
+        self._held: dict[str, Seat] = {}
+        """Those that are not empty: what time has to look at."""
         self.activity = asyncio.Event()
         """Set whenever work may have appeared: wakes the idle loops."""
         self.tasks = Supervisor(recorder)
@@ -117,7 +119,7 @@ class Llumlet:
             self.ended.set_result(reason)
 
     def _hand_back(self) -> None:
-        for seat in list(self.seats.values()):
+        for seat in list(self._held.values()):
             if seat.run is not None:
                 refusal = Rejected(
                     request=seat.request,
@@ -146,9 +148,9 @@ class Llumlet:
         order = DrainRequested(operation=f"drain-{self.me}", instance=name, actor=f"llumlet/{name}")
         self.recorder.record(order)
         deadline = self.now + grace_s
-        while self.now < deadline and any(not seat.is_empty for seat in self.seats.values()):
+        while self.now < deadline and self._held:
             await asyncio.sleep(0.05)
-        return all(seat.is_empty for seat in self.seats.values())
+        return not self._held
 
     async def stop(self) -> None:
         """Hand what is left back to its gateways, then end everything."""
@@ -183,8 +185,10 @@ class Llumlet:
     def _keep(self, seat: Seat) -> None:
         self.seats[seat.request] = seat
         if seat.is_empty:
+            self._held.pop(seat.request, None)
             self._empty_since.setdefault(seat.request, self.now)
         else:
+            self._held[seat.request] = seat
             self._empty_since.pop(seat.request, None)
             self._watch_gateway_of(seat)
             self.activity.set()
@@ -280,7 +284,7 @@ class Llumlet:
             "final": s.plan.stop_max_ms,
             "doubt": s.decision_ms,
         }
-        for request, seat in self.seats.items():
+        for request, seat in self._held.items():
             if seat.run is not None and seat.run.move is not None:
                 move = seat.run.move
                 yield request, f"{move.phase} {move.migration}", move.migration, bounds[move.phase]
@@ -299,8 +303,8 @@ class Llumlet:
             self.wire.forget(gateway)
 
     def _drop_runs_of(self, gateway: Node) -> None:
-        dropped = sum(seat.run is not None and seat.run.gateway == gateway for seat in self.seats.values())
-        for request in list(self.seats):
+        dropped = sum(seat.run is not None and seat.run.gateway == gateway for seat in self._held.values())
+        for request in list(self._held):
             self.feed(request, GatewayLost(gateway))
         if dropped:
             name = gateway.name.removeprefix("gateway/")
@@ -308,7 +312,7 @@ class Llumlet:
 
     def _repeat(self) -> None:
         patience = self.settings.resend_ms / 1e3
-        for request, seat in list(self.seats.items()):
+        for request, seat in list(self._held.items()):
             run = seat.run
             if run is None:
                 continue

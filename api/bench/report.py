@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,20 @@ def show(name: str, measured: Measured, *, as_json: bool) -> int:
         head = {"bench": name, "version": VERSION, "commit": commit()}
         write(json.dumps(head | msgspec.to_builtins(measured)))
     else:
-        if measured.rows:
-            show_items(measured.rows, [(key, _cell(key)) for key in measured.rows[0]], Output.table)
+        rows = [dict(_shown(row)) for row in measured.rows]
+        if rows:
+            show_items(rows, [(key, _cell(key)) for key in rows[0]], Output.table)
         show_item(measured.summary, Output.table)
     return 1 if is_missing(measured.summary) else 0
+
+
+def _shown(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """A row as a table has it: nested figures side by side, without their extremes."""
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _shown(value, f"{prefix}{key} ")
+        elif not key.endswith(("_min", "_max")):
+            yield f"{prefix}{key}", value
 
 
 def is_missing(value: object) -> bool:
@@ -83,6 +93,12 @@ def _cpu() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    """The median of the repeats under a name, with their extremes beside it; None of nothing."""
+    found = [round(value, 4) for value in values]
+    return {name: rank(found, 0.5), f"{name}_min": min(found, default=None), f"{name}_max": max(found, default=None)}
 
 
 def _cell(key: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from midstream.api.gateway.port import Chunk
@@ -62,7 +62,7 @@ class Keeper(Protocol):
 
 
 class Live:
-    """An admitted request, and the stream of its tokens: iterate over it, or `cancel` it.
+    """An admitted request, and the stream of its tokens: iterate over it, or `watch` and `take`, or `cancel` it.
 
     The stream reads from the ledger's own tokens, so a slow client costs a cursor, not a queue.
     """
@@ -86,6 +86,10 @@ class Live:
         """Instances that refused or lost this request since its last token."""
         self._keeper = keeper
         self._changed = asyncio.Event()
+        self._on_news: Callable[[], None] = self._changed.set
+        self._taken = 0
+        self._is_told = False
+        """Its end was taken."""
 
     @property
     def is_over(self) -> bool:
@@ -94,7 +98,22 @@ class Live:
 
     def wake(self) -> None:
         """There is something new for the client."""
-        self._changed.set()
+        self._on_news()
+
+    def watch(self, on_news: Callable[[], None]) -> None:
+        """See `api.gateway.port.Stream`."""
+        self._on_news = on_news
+        on_news()
+
+    def take(self) -> Chunk | None:
+        """See `api.gateway.port.Stream`."""
+        first, self._taken = self._taken, len(self.ids)
+        if self._is_told or (first == self._taken and not self.is_over):
+            return None
+        self._is_told = self.is_over
+        return Chunk(
+            ids=tuple(self.ids[first:]), logprobs=tuple(self.logprobs[first:]), finish=self.finish, error=self.error
+        )
 
     def cancel(self, cause: str = "client") -> None:
         """End the request now; after its end a no-op."""
@@ -104,15 +123,10 @@ class Live:
         return self._chunks()
 
     async def _chunks(self) -> AsyncIterator[Chunk]:
-        sent = 0
-        while True:
-            if sent == len(self.ids) and not self.is_over:
+        while not self._is_told:
+            chunk = self.take()
+            if chunk is None:
                 self._changed.clear()
                 await self._changed.wait()
-                continue
-            ids, logprobs = tuple(self.ids[sent:]), tuple(self.logprobs[sent:])
-            sent = len(self.ids)
-            last = self.is_over
-            yield Chunk(ids=ids, logprobs=logprobs, finish=self.finish, error=self.error)
-            if last:
-                return
+            else:
+                yield chunk

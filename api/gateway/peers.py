@@ -61,8 +61,10 @@ class Peers:
     def heard(self, sender: Node) -> None:
         """Any message shows that its sender lives."""
         instance = sender.name.removeprefix("llumlet/")
-        self.learn(Owner(instance, sender.incarnation), sender.address)
-        peer = self._peers[instance]
+        peer = self._peers.get(instance)
+        if peer is None or peer.node.incarnation < sender.incarnation:
+            self.learn(Owner(instance, sender.incarnation), sender.address)
+            peer = self._peers[instance]
         if peer.node.incarnation != sender.incarnation:
             return
         peer.heard_at = self._gateway.now

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -24,12 +24,23 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stream(Protocol):
-    """The output of one admitted request; ends after the chunk with `finish` or `error`."""
+    """The output of one admitted request; ends after the chunk with `finish` or `error`. It has one reader.
+
+    Who reads one request iterates over it. Who reads many watches each, and takes what is there: no task per request.
+    """
 
     request: str
     """The Midstream request id: what an operator names to move it."""
 
     def __aiter__(self) -> AsyncIterator[Chunk]: ...
+
+    def watch(self, on_news: Callable[[], None]) -> None:
+        """Call `on_news` whenever there is something to `take`, also now; it must not take in that very call."""
+        ...
+
+    def take(self) -> Chunk | None:
+        """The next chunk; None if there is none yet, and after the last one."""
+        ...
 
     def cancel(self, cause: str = "client") -> None:
         """End the request now, in whatever state it is; synchronous, idempotent, after the end a no-op.

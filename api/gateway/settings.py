@@ -24,7 +24,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Silence of an instance after which its connection counts as lost."""
     alone_ms: float = 10_000
     """Silence after which an instance is taken for lost when no controller says anything."""
-    acknowledge_ms: float = 20
+    acknowledge_ms: float = 50
     housekeeping_ms: float = 100
     tombstone_ms: float = 60_000
     """How long an ended request is remembered, so that late messages are answered with `Drop`."""

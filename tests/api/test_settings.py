@@ -221,3 +221,13 @@ def test_P28_keys_are_bounded_and_names_unique() -> None:
         parse_keys(",".join(lines))
     with pytest.raises(BadInput, match="same name"):
         parse_keys(",".join([lines[0], lines[0]]))
+
+
+def test_P29_what_is_set_beats_what_an_engine_would_rather_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = {"prepare_ms": 15_000.0, "lease_ms": 60_000.0, "stop_budget_ms": 60.0}
+    found = load_settings().llumlet_with(usual)
+    assert (found.prepare_ms, found.lease_ms, found.plan.stop_budget_ms) == (15_000, 60_000, 60)
+    assert found.decision_ms == load_settings().llumlet.decision_ms
+    monkeypatch.setenv("MIDSTREAM_PREPARE_MS", "900")
+    found = load_settings().llumlet_with(usual)
+    assert (found.prepare_ms, found.lease_ms) == (900, 60_000)

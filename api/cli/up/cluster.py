@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from urllib.parse import urlsplit
 
 import msgspec
@@ -26,10 +26,14 @@ LOG_DIR = "logs"
 
 
 class ClusterPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of what. `sizes` are the KV blocks of each instance, `None` for what the settings say."""
+    """How many of what. `sizes` are the KV blocks of each instance, `None` for what the settings say.
+
+    `environment` is set for every process on top of what this one has.
+    """
 
     sizes: tuple[int | None, ...]
     controllers: int = 1
+    environment: Mapping[str, str] = {}
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.sizes) <= INSTANCES_MAX:
@@ -127,7 +131,7 @@ class LocalCluster:
     def _process(
         self, kind: str, name: str, arguments: Callable[[str | None], list[str]], **changes: object
     ) -> ServiceProcess:
-        env = child_environment(self._settings, name=name, health_file=None, **changes)
+        env = child_environment(self._settings, name=name, health_file=None, **changes) | dict(self._plan.environment)
         is_slow = self._settings.engine == "vllm" and kind in ("llumlet", "gateway")
         ready_s = READY_S + (self._settings.vllm_boot_s if is_slow else 0.0)
         return ServiceProcess(kind, name, arguments, env, self._data_dir / LOG_DIR / f"{name}.log", ready_s)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from midstream.api.health import is_alive
 from midstream.control.errors import BadInput, MidstreamError
 
 STATE_FILE = "up.json"
@@ -48,7 +49,7 @@ class UpState(msgspec.Struct, frozen=True, kw_only=True):
 def read_state(data_dir: Path) -> UpState | None:
     """What the `up` of this folder published; None if none runs there."""
     state = last_state(data_dir)
-    return state if state is not None and _is_alive(state.pid) else None
+    return state if state is not None and is_alive(state.pid) else None
 
 
 def last_state(data_dir: Path) -> UpState | None:
@@ -94,13 +95,3 @@ def lock(data_dir: Path) -> int:
             f"a cluster already runs in {data_dir}{who}; end it, or use another folder with --data-dir"
         ) from None
     return descriptor
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -33,12 +33,6 @@ CHANGES = {
     "admin_port": 0,
     "move_policies": "drain",
     "cooldown_ms": 0,
-    # A step of the small model takes 50 ms on one core and a long prompt seconds, in which an engine answers nobody.
-    "prepare_ms": 15_000.0,
-    "stop_budget_ms": 60.0,
-    "stop_max_ms": 2_500.0,
-    "decision_ms": 5_000.0,
-    "lease_ms": 60_000.0,
 }
 FLAGS = "--max-model-len 4096 --max-num-seqs 8 --max-num-batched-tokens 4096 --no-enable-prefix-caching"
 """Without a prefix cache the second run of a prompt does the very same arithmetic as the first."""

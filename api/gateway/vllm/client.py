@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NoReturn, Protocol
 
 import structlog
@@ -13,7 +14,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.metrics.stats import SchedulerStats
 
-from midstream.api.gateway.port import Chunk, Stream, TextGateway
+from midstream.api.gateway.port import Stream, TextGateway
 from midstream.api.gateway.vllm.errors import error_of, error_of_refusal
 from midstream.api.gateway.vllm.outputs import output_of
 from midstream.api.gateway.vllm.specs import spec_of
@@ -52,13 +53,12 @@ class Resources:
 
 
 class Running:
-    """One admitted request and the task that reads its stream."""
+    """One admitted request and its stream."""
 
     def __init__(self, stream: Stream, *, has_logprobs: bool) -> None:
         self.stream = stream
         self.has_logprobs = has_logprobs
         self.has_begun = False
-        self.pump: asyncio.Task[None] | None = None
 
 
 class GatewayClient(EngineCoreClient):
@@ -71,7 +71,8 @@ class GatewayClient(EngineCoreClient):
         self._gateway = gateway
         self._model = model
         self._running: dict[str, Running] = {}
-        self._outputs: list[EngineCoreOutput] = []
+        self._fresh: dict[str, None] = {}
+        """Requests with something to take, in the order in which it came."""
         self._news = asyncio.Event()
 
     def check(self) -> None:
@@ -91,10 +92,8 @@ class GatewayClient(EngineCoreClient):
         except Exception:
             self.frontend.forget(request.request_id)
             raise
-        running = Running(stream, has_logprobs=spec.sampling.logprobs is not None)
-        self._running[spec.request] = running
-        running.pump = asyncio.create_task(self._read(spec.request, running), name=f"read {spec.request}")
-        running.pump.add_done_callback(lambda task: self._ended(spec.request, task))
+        self._running[spec.request] = Running(stream, has_logprobs=spec.sampling.logprobs is not None)
+        stream.watch(partial(self._note, spec.request))
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """vLLM's output handler found a stop string: these requests ended well."""
@@ -106,8 +105,6 @@ class GatewayClient(EngineCoreClient):
             running = self._running.pop(name, None)
             if running is not None:
                 running.stream.cancel(cause)
-                assert running.pump is not None
-                running.pump.cancel()
                 self._news.set()
 
     def fail_all(self, code: str, reason: str, cause: str) -> None:
@@ -120,40 +117,41 @@ class GatewayClient(EngineCoreClient):
         """Wait for tokens of any request, or for a change of the numbers below."""
         await self._news.wait()
         self._news.clear()
-        outputs, self._outputs = self._outputs, []
+        fresh, self._fresh = self._fresh, {}
+        outputs = [output for name in fresh for output in self._taken(name)]
         waiting = sum(not running.has_begun for running in self._running.values())
         stats = SchedulerStats(num_running_reqs=len(self._running) - waiting, num_waiting_reqs=waiting)
         return EngineCoreOutputs(outputs=outputs, scheduler_stats=stats)
 
-    async def _read(self, name: str, running: Running) -> None:
-        async for chunk in running.stream:
+    def _note(self, name: str) -> None:
+        self._fresh[name] = None
+        self._news.set()
+
+    def _taken(self, name: str) -> list[EngineCoreOutput]:
+        """What has come of one request; one that cannot be read fails alone (P14)."""
+        running = self._running.get(name)
+        if running is None:
+            return []
+        try:
+            return self._take(name, running)
+        except Exception as error:  # noqa: BLE001 - or no other request would be heard again
+            logger.error("reading a stream failed", request=name, error=repr(error), exc_info=error)
+            self.frontend.fail(name, error_of("internal_error", "the gateway could not read the request's tokens"))
+            self.cancel([name], "client")
+            return []
+
+    def _take(self, name: str, running: Running) -> list[EngineCoreOutput]:
+        outputs = []
+        while (chunk := running.stream.take()) is not None:
             if chunk.error is not None:
-                self._running.pop(name, None)
+                del self._running[name]
                 self.frontend.fail(name, error_of(*chunk.error))
-                self._news.set()
-                return
-            self._take(name, running, chunk)
+                return []
+            running.has_begun = True
+            outputs.append(output_of(name, chunk, has_logprobs=running.has_logprobs))
             if chunk.finish is not None:
-                return
-        raise EOFError(f"the stream of {name} ended without a finish reason")
-
-    def _take(self, name: str, running: Running, chunk: Chunk) -> None:
-        running.has_begun = True
-        output = output_of(name, chunk, has_logprobs=running.has_logprobs)
-        if chunk.finish is not None:
-            self._running.pop(name, None)
-        if chunk.ids or chunk.finish is not None:
-            self._outputs.append(output)
-            self._news.set()
-
-    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
-        """A reader that broke must not leave its client waiting."""
-        error = None if task.cancelled() else task.exception()
-        if error is None:
-            return
-        logger.error("reading a stream failed", request=name, error=repr(error), exc_info=error)
-        self.frontend.fail(name, error_of("internal_error", "the gateway could not read the request's tokens"))
-        self.cancel([name], "client")
+                del self._running[name]
+        return outputs
 
     # --- utilities ---------------------------------------------------------------------------
 

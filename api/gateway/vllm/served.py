@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from fastapi import FastAPI
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 from vllm.usage.usage_lib import UsageContext
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.gc_utils import freeze_gc_heap
 
 from midstream.api.gateway.vllm.client import TASKS, CheckedGateway, GatewayClient
 from midstream.api.gateway.vllm.llm import GatewayLLM
 from midstream.api.gateway.vllm.metrics import take_vllm_metrics
 from midstream.control.errors import BadInput
+from midstream.instance.engines.vllm.command_line import CommandLine, not_taken
 
-__all__ = ["ServedModel", "freeze_gc_heap", "parse_flags"]
-
-OWN: Final = (
-    "api_key", "grpc_port", "host", "kv_transfer_config", "middleware", "ssl_certfile", "ssl_keyfile", "uds",
-)  # fmt: skip
-"""`vllm serve` flags that Midstream's own settings replace, or that its moves replace."""
+__all__ = ["ServedModel", "freeze_gc_heap", "read_face_flags"]
 
 
 class ServedModel:
@@ -39,7 +33,8 @@ class ServedModel:
 
         Raises `BadInput` for flags that vLLM or Midstream do not take.
         """
-        self.args = parse_flags(flags)
+        line = read_face_flags(flags)
+        self.args, self.names = line.args, line.names
         self.client = GatewayClient(gateway, self.names[0])
         config = AsyncEngineArgs.from_cli_args(self.args).create_engine_config(UsageContext.OPENAI_API_SERVER)
         if config.model_config.runner_type != "generate":
@@ -47,11 +42,6 @@ class ServedModel:
         self.llm = GatewayLLM(config, self.client, log_requests=self.args.enable_log_requests)
         self.metrics = take_vllm_metrics()
         self.app: FastAPI = build_app(self.args, TASKS, config.model_config)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What clients call it. The first is also what its instances register as their model."""
-        return tuple(self.args.served_model_name or (self.args.model,))
 
     async def open(self) -> None:
         """Make the application's handlers."""
@@ -67,12 +57,11 @@ class ServedModel:
         self.llm.shutdown()
 
 
-def parse_flags(flags: Sequence[str]) -> Namespace:
-    """Read `vllm serve` flags. Raises `BadInput`."""
-    parser = make_arg_parser(_Parser(prog="vllm serve"))
+def read_face_flags(flags: Sequence[str]) -> CommandLine:
+    """A command line, checked as vLLM's own server checks it. Raises `BadInput`."""
+    line = CommandLine(flags)
+    args = line.args
     try:
-        args: Namespace = parser.parse_args(list(flags))
-        args.model = args.model_tag or args.model
         validate_parsed_serve_args(args)
         if args.tool_parser_plugin:
             ToolParserManager.import_tool_parser(args.tool_parser_plugin)
@@ -80,15 +69,5 @@ def parse_flags(flags: Sequence[str]) -> Namespace:
             ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
         validate_api_server_args(args)
     except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"vLLM does not take these flags: {error}") from error
-    for name in OWN:
-        if getattr(args, name) != parser.get_default(name):
-            raise BadInput(f"--{name.replace('_', '-')} is Midstream's own to set")
-    return args
-
-
-class _Parser(FlexibleArgumentParser):
-    """Raises instead of ending the process."""
-
-    def error(self, message: str) -> None:
-        raise BadInput(f"vLLM does not take these flags: {message}")
+        raise not_taken(error) from error
+    return line

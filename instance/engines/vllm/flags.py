@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import msgspec
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.platforms import current_platform
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from midstream.control.errors import BadInput
+from midstream.instance.engines.vllm.command_line import CommandLine
 
-OWN: Final = (
-    "data_parallel_address", "data_parallel_rank", "data_parallel_size", "kv_transfer_config", "scheduler_cls",
-    "worker_extension_cls",
-)  # fmt: skip
-"""Flags by which Midstream itself enters the engine, or that its moves and its own instances replace."""
 GIB: Final = 1 << 30
 CPU_KV_GIB: Final = 1.0
 NO_TELEMETRY: Final[Mapping[str, str]] = {"VLLM_NO_USAGE_STATS": "1"}
+NO_COMPILER: Final[Mapping[str, str]] = {"TORCHDYNAMO_DISABLE": "1"}
+"""Eager or not, vLLM compiles two small functions when they are first needed: with a C++ compiler, for many seconds,
+in the step of whoever asks first for logprobs. They gain a CPU nothing."""
+CPU_TIMERS: Final[Mapping[str, float]] = {
+    "prepare_ms": 15_000.0,
+    "lease_ms": 60_000.0,
+    "stop_budget_ms": 60.0,
+    "stop_max_ms": 2_500.0,
+    "decision_ms": 5_000.0,
+}
+"""An engine answers between two steps, and on a CPU a long prompt is a step of seconds."""
 
 
 class EngineSizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,26 +45,22 @@ class EngineFlags(msgspec.Struct, frozen=True, kw_only=True):
     served_name: str
     engine_args: dict[str, Any]
     """Fields of `AsyncEngineArgs` that differ from their defaults, without `model`; values that JSON can carry."""
+    environment: dict[str, str]
+    """Of the engine's processes, on top of the inherited one."""
 
 
 def read_flags(flags: Sequence[str], sizes: EngineSizes) -> EngineFlags:
     """Read a model and flags. Raises `BadInput` for what vLLM does not know and for what is Midstream's own to set."""
-    parser = make_arg_parser(_Parser(prog="vllm serve"))
-    args = _parsed(parser, flags)
-    chosen = {
-        field.name: _plain(getattr(args, field.name))
-        for field in dataclasses.fields(AsyncEngineArgs)
-        if hasattr(args, field.name) and getattr(args, field.name) != parser.get_default(field.name)
-    }
-    for name in OWN:
-        if name in chosen:
-            raise BadInput(f"--{name.replace('_', '-')} is Midstream's own to set")
+    line = CommandLine(flags)
+    fields = {field.name for field in dataclasses.fields(AsyncEngineArgs)} - {"model", "served_model_name"}
+    chosen = {name: _plain(getattr(line.args, name)) for name in sorted(fields) if line.is_said(name)}
     _require_plain(chosen)
-    model = args.model_tag or args.model
-    names = chosen.pop("served_model_name", None) or [model]
-    chosen.pop("model", None)
+    sized = _sized(chosen, sizes)
     return EngineFlags(
-        model=model, served_name=names[0], engine_args=_sized(chosen, sizes) | {"served_model_name": names}
+        model=line.args.model,
+        served_name=line.names[0],
+        engine_args=sized | {"served_model_name": list(line.names)},
+        environment=_environment(sizes, is_eager=bool(sized.get("enforce_eager"))),
     )
 
 
@@ -78,11 +78,16 @@ def _sized(chosen: dict[str, Any], sizes: EngineSizes) -> dict[str, Any]:
     return chosen | sized
 
 
-def engine_environment(sizes: EngineSizes) -> dict[str, str]:
-    """Environment of the engine's processes."""
-    if sizes.cpu_threads is None or not current_platform.is_cpu():
+def _environment(sizes: EngineSizes, *, is_eager: bool) -> dict[str, str]:
+    if not current_platform.is_cpu():
         return dict(NO_TELEMETRY)
-    return {**NO_TELEMETRY, "OMP_NUM_THREADS": str(sizes.cpu_threads)}
+    threads = {} if sizes.cpu_threads is None else {"OMP_NUM_THREADS": str(sizes.cpu_threads)}
+    return {**NO_TELEMETRY, **threads, **(NO_COMPILER if is_eager else {})}
+
+
+def usual_timers() -> Mapping[str, float]:
+    """Settings of Midstream whose usual values do not fit the engines of this machine."""
+    return CPU_TIMERS if current_platform.is_cpu() else {}
 
 
 def _require_plain(chosen: Mapping[str, Any]) -> None:
@@ -102,17 +107,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.name if isinstance(value.value, type | str) else value.value
     return value
-
-
-def _parsed(parser: _Parser, flags: Sequence[str]) -> Namespace:
-    try:
-        return parser.parse_args(list(flags))  # type: ignore[no-any-return]
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"vLLM does not take these flags: {error}") from error
-
-
-class _Parser(FlexibleArgumentParser):
-    """Raises instead of ending the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise BadInput(f"vLLM does not take these flags: {message}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -68,13 +69,29 @@ class ScriptedStream:
         self.causes: list[str] = []
         self.cancelled = asyncio.Event()
         self._script = script
+        self._chunks: deque[Chunk] = deque()
+        self._player: asyncio.Task[None] | None = None
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self._script(self.spec)
 
+    def watch(self, on_news: Callable[[], None]) -> None:
+        self._player = asyncio.create_task(self._play(on_news))
+
+    async def _play(self, on_news: Callable[[], None]) -> None:
+        async for chunk in self._script(self.spec):
+            self._chunks.append(chunk)
+            on_news()
+            await asyncio.sleep(0)
+
+    def take(self) -> Chunk | None:
+        return self._chunks.popleft() if self._chunks else None
+
     def cancel(self, cause: str = "client") -> None:
         self.causes.append(cause)
         self.cancelled.set()
+        if self._player is not None:
+            self._player.cancel()
 
 
 class ScriptedGateway:

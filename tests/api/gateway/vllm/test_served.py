@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from midstream.api.gateway.vllm.face import FaceConfig, serve_vllm_face
-from midstream.api.gateway.vllm.served import parse_flags
+from midstream.api.gateway.vllm.served import read_face_flags
 from midstream.control.errors import BadInput
 from tests.api.gateway.vllm.rig import CHAT, NAME, CheckedScriptedGateway, flags, says, sdk, serving
 
@@ -64,7 +64,7 @@ async def test_two_models_of_one_name_are_refused() -> None:
 )
 def test_bad_flags_are_refused_in_one_line(more: tuple[str, ...], says: str) -> None:
     with pytest.raises(BadInput, match=says):
-        parse_flags(flags(NAME, *more))
+        read_face_flags(flags(NAME, *more))
 
 
 async def test_a_wire_form_without_pickle_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,13 @@ import pytest
 READ = """
 import json, sys
 from midstream.control.errors import BadInput
-from midstream.instance.engines.vllm.flags import EngineSizes, engine_environment, read_flags
+from midstream.instance.engines.vllm.flags import EngineSizes, read_flags
 answers = []
 for flags, sizes in json.loads(sys.argv[1]):
     sizes = EngineSizes(**sizes)
     try:
         read = read_flags(flags, sizes)
-        answers.append([read.model, read.served_name, read.engine_args, engine_environment(sizes)])
+        answers.append([read.model, read.served_name, read.engine_args, read.environment])
     except BadInput as error:
         answers.append(str(error))
 print("answers", json.dumps(answers))
@@ -36,6 +36,7 @@ CASES: dict[str, tuple[list[str], dict[str, object]]] = {
     "ours": (["m", "--scheduler-cls", "a.b"], {}),
     "replaced": (["m", "--kv-transfer-config", '{"kv_connector": "X", "kv_role": "kv_both"}'], {}),
     "parallel": (["m", "--data-parallel-size", "2"], {}),
+    "the face's": (["m", "--api-key", "secret"], {}),
 }
 
 
@@ -73,6 +74,11 @@ def test_sizes_of_one_instance_are_added(read: dict[str, object]) -> None:
     assert "OMP_NUM_THREADS" not in read["bare"][3]
 
 
+def test_an_eager_engine_on_a_cpu_compiles_nothing_when_logprobs_are_first_asked_for(read: dict[str, object]) -> None:
+    assert read["bare"][3]["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in read["objects"][3]
+
+
 def test_flags_arrive_as_vllm_reads_them(read: dict[str, object]) -> None:
     found = args_of(read["flags"])
     assert (found["max_model_len"], found["dtype"], found["enable_prefix_caching"]) == (2_000, "float32", False)
@@ -103,6 +109,7 @@ def test_flags_of_the_face_do_not_disturb_an_engine(read: dict[str, object]) -> 
         ("ours", "--scheduler-cls is Midstream's own to set"),
         ("replaced", "--kv-transfer-config is Midstream's own to set"),
         ("parallel", "--data-parallel-size is Midstream's own to set"),
+        ("the face's", "--api-key is Midstream's own to set"),
     ],
 )
 def test_P29_what_an_engine_cannot_take_is_refused(read: dict[str, object], case: str, told: str) -> None:

@@ -1,0 +1,232 @@
+"""What the gateway costs: the same chats through vLLM's own server and through Midstream, in turn, on engines alike."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import psutil
+
+from midstream.api import event_loop
+from midstream.api.bench.plots import plot
+from midstream.api.bench.report import Measured, machine, rank, spread
+from midstream.api.bench.sse import Timed, play
+from midstream.api.bench.vllm_server import vllm_server
+from midstream.api.cli.output import say
+from midstream.api.cli.up.cluster import ClusterPlan, local_cluster
+from midstream.api.settings import child_environment, load_settings
+from midstream.control.errors import BadInput, MidstreamError
+
+MODEL: Final = Path(".midstream/models/tiny")
+FLAGS: Final = "--max-model-len 2048 --max-num-seqs 64 --kv-cache-memory-bytes 536870912 --enforce-eager"
+NAME: Final = "bench"
+ONE_PROCESS: Final = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""Core and worker of an engine in one process, as on one GPU: on a CPU vLLM would spin between two of them."""
+PROMPT_WORDS: Final = 40
+WARM_UP_CHATS: Final = 8
+CHATS_MIN: Final = 12
+CHATS_EACH: Final = 6
+OURS: Final = ("gateway", "llumlet")
+ARMS: Final = ("direct", "midstream")
+FIGURES: Final = ("requests_per_s", "ttft_ms_p50", "ttft_ms_p99", "gap_ms_p50", "cpu_us_per_token")
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of both arms."""
+
+    model: Path = MODEL
+    flags: str = FLAGS
+    concurrencies: tuple[int, ...] = (1, 4, 16)
+    repeats: int = 5
+    tokens: int = 64
+    threads: int = max(1, (os.cpu_count() or 2) - 1)
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not (self.model / "config.json").is_file():
+            raise BadInput(f"no model in {self.model} (`make vllm` makes two small ones)")
+        if not self.concurrencies or min(self.concurrencies) < 1:
+            raise BadInput("concurrencies are numbers like 1,4,16")
+
+    @property
+    def vllm_flags(self) -> str:
+        """Of both servers; a model without weights gets made-up ones."""
+        has_weights = any(self.model.glob("*.safetensors"))
+        return self.flags if has_weights else f"{self.flags} --load-format dummy"
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to the same model. `servers` are the processes between the client and the engine core, by name."""
+
+    url: str
+    servers: dict[str, int]
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """Chats of one arm at one concurrency, one repeat."""
+
+    answers: tuple[Timed, ...]
+    took_s: float
+    cpu_s: dict[str, float]
+
+    def figures(self) -> dict[str, float]:
+        """Medians and so on of this block alone."""
+        ttfts = [answer.ttft_ms for answer in self.answers]
+        gaps = [gap for answer in self.answers for gap in answer.gaps_ms]
+        tokens = sum(answer.tokens for answer in self.answers)
+        return {
+            "requests_per_s": len(self.answers) / self.took_s,
+            "ttft_ms_p50": rank(ttfts, 0.5) or 0.0,
+            "ttft_ms_p99": rank(ttfts, 0.99) or 0.0,
+            "gap_ms_p50": rank(gaps, 0.5) or 0.0,
+            "cpu_us_per_token": 1e6 * sum(self.cpu_s.values()) / tokens,
+        }
+
+
+Blocks = dict[tuple[int, str], list[Block]]
+"""By concurrency and arm, in the order of the repeats."""
+
+
+def measure(plan: Plan, plots: Path | None = None) -> Measured:
+    """Boot both, play in turn, compare; some minutes. Raises `MidstreamError`."""
+    found = machine()
+    with tempfile.TemporaryDirectory(prefix="midstream-bench-") as folder:
+        blocks, resident = event_loop.run(_measure(plan, Path(folder)))
+    rows = tuple(_row(concurrency, blocks) for concurrency in plan.concurrencies)
+    if plots is not None:
+        draw(rows, plots)
+    params = msgspec.to_builtins(plan, enc_hook=str) | {"vllm_flags": plan.vllm_flags, "environment": ONE_PROCESS}
+    return Measured(params=params, rows=rows, summary=_summary(rows, resident), machine=found)
+
+
+async def _measure(plan: Plan, folder: Path) -> tuple[Blocks, dict[str, float]]:
+    async with _both(plan, folder) as arms:
+        say("warming up ...")
+        for arm in arms.values():
+            for concurrency in plan.concurrencies:
+                await play(arm.url, _bodies(plan, f"warm {concurrency}", WARM_UP_CHATS + concurrency), concurrency)
+        blocks: Blocks = {}
+        for repeat in range(plan.repeats):
+            for concurrency in plan.concurrencies:
+                say(f"repeat {repeat + 1} of {plan.repeats}, {concurrency} at a time ...")
+                for name in ARMS if repeat % 2 == 0 else reversed(ARMS):
+                    bodies = _bodies(plan, f"{repeat} {concurrency}", max(CHATS_MIN, CHATS_EACH * concurrency))
+                    blocks.setdefault((concurrency, name), []).append(await _block(arms[name], bodies, concurrency))
+        return blocks, _resident_mb(arms)
+
+
+@contextlib.asynccontextmanager
+async def _both(plan: Plan, folder: Path) -> AsyncIterator[dict[str, Arm]]:
+    """Both arms, booted one after the other: engines that load take every core."""
+    settings = load_settings(
+        engine="vllm", model=NAME, vllm_model=str(plan.model), vllm_args=plan.vllm_flags, vllm_cpu_threads=plan.threads,
+        data_dir=folder / "cluster", gateway_port=0, admin_port=0,
+    )  # fmt: skip
+    own = child_environment(settings) | ONE_PROCESS | {"OMP_NUM_THREADS": str(plan.threads)}
+    wanted = (*shlex.split(plan.vllm_flags), "--disable-uvicorn-access-log")
+    flags = ("--model", str(plan.model), "--served-model-name", NAME, *wanted)
+    say("booting vLLM's own server ...")
+    async with vllm_server(flags, own, folder / "vllm.log") as (url, pid):
+        say("booting Midstream ...")
+        async with local_cluster(settings, ClusterPlan(sizes=(None,), environment=ONE_PROCESS), say) as cluster:
+            parts = {part.kind: part.pid for part in cluster.state.processes if part.pid is not None}
+            yield {
+                "direct": Arm(url=url, servers={"server": pid}),
+                "midstream": Arm(url=cluster.state.gateway, servers={kind: parts[kind] for kind in OURS}),
+            }
+
+
+def _bodies(plan: Plan, salt: str, count: int) -> list[dict[str, Any]]:
+    """Chats that share no prefix with other blocks, the same for both arms."""
+    return [
+        {
+            "model": NAME,
+            "messages": [{"role": "user", "content": f"{plan.seed} {salt} {turn}: " + "tell me more " * PROMPT_WORDS}],
+            "max_completion_tokens": plan.tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        for turn in range(count)
+    ]
+
+
+async def _block(arm: Arm, bodies: Sequence[dict[str, Any]], concurrency: int) -> Block:
+    before, begun = _cpu_s(arm), time.perf_counter()
+    answers = await play(arm.url, bodies, concurrency)
+    took_s, after = time.perf_counter() - begun, _cpu_s(arm)
+    wrong = [answer.tokens for answer in answers if answer.tokens != bodies[0]["max_completion_tokens"]]
+    if wrong:
+        raise MidstreamError(f"{arm.url} answered with {wrong[0]} tokens")
+    cpu_s = {name: after[name] - before[name] for name in after}
+    return Block(answers=tuple(answers), took_s=took_s, cpu_s=cpu_s)
+
+
+def _cpu_s(arm: Arm) -> dict[str, float]:
+    times = {name: psutil.Process(pid).cpu_times() for name, pid in arm.servers.items()}
+    return {name: spent.user + spent.system for name, spent in times.items()}
+
+
+def _resident_mb(arms: Mapping[str, Arm]) -> dict[str, float]:
+    return {
+        name: round(psutil.Process(pid).memory_info().rss / 2**20, 1)
+        for arm in arms.values()
+        for name, pid in arm.servers.items()
+    }
+
+
+def _row(concurrency: int, blocks: Blocks) -> dict[str, Any]:
+    """Medians over the repeats; what is added is taken within each repeat, of two blocks side by side."""
+    figures = {name: [block.figures() for block in blocks[concurrency, name]] for name in ARMS}
+    pairs = list(zip(figures["direct"], figures["midstream"], strict=True))
+    row: dict[str, Any] = {"concurrency": concurrency, "repeats": len(pairs)}
+    for name in ARMS:
+        row[name] = {
+            key: value
+            for figure in FIGURES
+            for key, value in spread(figure, [one[figure] for one in figures[name]]).items()
+        }
+    row |= spread("ttft_added_ms_p50", [ours["ttft_ms_p50"] - own["ttft_ms_p50"] for own, ours in pairs])
+    return row | spread("throughput_ratio", [ours["requests_per_s"] / own["requests_per_s"] for own, ours in pairs])
+
+
+def _summary(rows: Sequence[dict[str, Any]], resident: Mapping[str, float]) -> dict[str, Any]:
+    """The worst concurrency of each, not the best."""
+    return {
+        "ttft_added_ms_p50": max(row["ttft_added_ms_p50"] for row in rows),
+        "throughput_ratio": min(row["throughput_ratio"] for row in rows),
+        "rss_mb": resident["gateway"],
+        "rss_mb_llumlet": resident["llumlet"],
+        "rss_mb_direct": resident["server"],
+    }
+
+
+def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
+    """TTFT and throughput of both arms over the concurrency, with the repeats' extremes."""
+    with plot(folder, "gateway", width=9.0, height=4.0, ncols=2) as (_, axes):
+        for axis, figure, label in (
+            (axes[0], "ttft_ms_p50", "TTFT p50, ms"),
+            (axes[1], "requests_per_s", "requests per second"),
+        ):
+            for name in ARMS:
+                middle = [row[name][figure] for row in rows]
+                low = [row[name][figure] - row[name][f"{figure}_min"] for row in rows]
+                high = [row[name][f"{figure}_max"] - row[name][figure] for row in rows]
+                at = [row["concurrency"] for row in rows]
+                axis.errorbar(at, middle, yerr=(low, high), marker="o", capsize=3, label=name)
+            axis.set(xscale="log", xlabel="requests at a time", ylabel=label)
+            axis.set_xticks([row["concurrency"] for row in rows], [str(row["concurrency"]) for row in rows])
+            axis.legend()
