@@ -166,7 +166,7 @@ class OperationBody(_Body):
     detail: str | None = None
     at_ms: int
     target: str | None = None
-    mode: str = Field("live", description="Of a move: `live blocking recompute`.")
+    mode: str = "live"
     progress: float | None = Field(None, description="Of a replay, 0 to 1.")
     result: dict[str, Any] | None = None
 

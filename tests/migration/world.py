@@ -83,7 +83,7 @@ class Work(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """How many of each fault may still happen, and commands still to come as (source, target) pairs, all of one mode."""
+    """How many of each fault may still happen; commands still to come as (source, target) pairs, all of one mode."""
 
     losses: int = 0
     repeats: int = 0
