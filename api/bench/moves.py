@@ -14,10 +14,8 @@ from midstream.api.bench.streams import Stream
 from midstream.api.cli.client import AdminClient
 from midstream.control.errors import MidstreamError
 
-BEFORE: Final = 16
-"""Gaps before the order, and ..."""
-AFTER: Final = 8
-"""... gaps behind the seam that say what is normal."""
+NEAR: Final = 12
+"""Gaps before the order, and as many behind the seam, that say what is normal: half of them on either engine."""
 SETTLE: Final = 3
 """Tokens behind a seam that count for nothing."""
 EARLIEST: Final = 12
@@ -50,7 +48,7 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
 async def move(admin: AdminClient, stream: Stream, mode: str, deadline_s: float) -> Moved:
     """Move the only live request to the other instance. Raises `MidstreamError` if that did not happen."""
     begun = len(stream.times_us)
-    await stream.has(begun + SETTLE + BEFORE, deadline_s)
+    await stream.has(begun + SETTLE + NEAR, deadline_s)
     operation, migration = await asyncio.to_thread(_order, admin, mode), ""
     ordered = len(stream.times_us)
     deadline = time.monotonic() + deadline_s
@@ -62,8 +60,8 @@ async def move(admin: AdminClient, stream: Stream, mode: str, deadline_s: float)
         await asyncio.sleep(POLL_S)
     facts = await asyncio.to_thread(_facts, admin, migration)
     seam = _seam(facts, stream)
-    await stream.has(seam + 1 + SETTLE + AFTER, deadline_s)
-    return _measured(facts, stream, begun + SETTLE, ordered, seam)
+    await stream.has(seam + 1 + SETTLE + NEAR, deadline_s)
+    return _measured(facts, stream, ordered, seam)
 
 
 async def _some_more(stream: Stream, outputs: int) -> None:
@@ -115,11 +113,12 @@ def _seam(facts: Sequence[dict[str, Any]], stream: Stream) -> int:
     return int(_one(facts, "RequestFrozen")["event"]["tokens"]) - stream.prompt_tokens
 
 
-def _measured(facts: Sequence[dict[str, Any]], stream: Stream, begun: int, ordered: int, seam: int) -> Moved:
+def _measured(facts: Sequence[dict[str, Any]], stream: Stream, ordered: int, seam: int) -> Moved:
     rounds = [fact for fact in facts if fact["kind"] == "RoundCopied"]
     committed = _one(facts, "MigrationCommitted")
     around = range(seam - int(committed["event"]["tail_tokens"]), seam + 1)
-    usual = [*range(begun, ordered), *range(seam + 1 + SETTLE, seam + 1 + SETTLE + AFTER)]
+    behind = seam + 1 + SETTLE
+    usual = [*range(ordered - NEAR, ordered), *range(behind, behind + NEAR)]
     normal_ms = median(stream.gap_ms(index) for index in usual)
     return Moved(
         normal_gap_ms=normal_ms,

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, Final, NoReturn
 
 import msgspec
+from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.platforms import current_platform
@@ -23,6 +24,11 @@ OWN: Final = (
 """Flags by which Midstream itself enters the engine, or that its moves and its own instances replace."""
 GIB: Final = 1 << 30
 CPU_KV_GIB: Final = 1.0
+BIND_DEFAULT: Final = "auto"
+SHARED_MACHINE: Final[Mapping[str, str]] = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
 NO_TELEMETRY: Final[Mapping[str, str]] = {"VLLM_NO_USAGE_STATS": "1"}
 
 
@@ -79,10 +85,15 @@ def _sized(chosen: dict[str, Any], sizes: EngineSizes) -> dict[str, Any]:
 
 
 def engine_environment(sizes: EngineSizes) -> dict[str, str]:
-    """Environment of the engine's processes."""
+    """Environment of the engine's processes.
+
+    A number of threads means that the machine is shared. vLLM's own choice, made in each engine as if it were alone,
+    binds all of them to the same cores; and a worker beside its core is a second process that waits by spinning.
+    """
     if sizes.cpu_threads is None or not current_platform.is_cpu():
         return dict(NO_TELEMETRY)
-    return {**NO_TELEMETRY, "OMP_NUM_THREADS": str(sizes.cpu_threads)}
+    threads = {**NO_TELEMETRY, "OMP_NUM_THREADS": str(sizes.cpu_threads)}
+    return {**threads, **SHARED_MACHINE} if envs.VLLM_CPU_OMP_THREADS_BIND == BIND_DEFAULT else threads
 
 
 def _require_plain(chosen: Mapping[str, Any]) -> None:
