@@ -126,22 +126,17 @@ def _measured(facts: Sequence[dict[str, Any]], stream: Stream, ordered: int, sea
         rounds=len(rounds),
         copied_bytes=sum(fact["event"]["copied_bytes"] for fact in rounds),
         freeze_to_adopt_ms=_one(facts, "MigrationAdopted")["event"]["freeze_to_adopt_ms"],
-        source_slowdown=_slowdown(rounds, stream, seam, normal_ms),
+        source_slowdown=_slowdown(facts, stream, seam, normal_ms),
         total_ms=float(committed["at_ms"] - _one(facts, "MigrationStarted")["at_ms"]),
     )
 
 
-def _slowdown(rounds: Sequence[dict[str, Any]], stream: Stream, seam: int, normal_ms: float) -> float | None:
-    """Mean gap of the source's tokens in whose making bytes moved, by the ordinary gap."""
-    spans = [
-        (fact["at_ms"] * MS - int(fact["event"]["duration_ms"] * MS), fact["at_ms"] * MS)
-        for fact in rounds
-        if not fact["event"]["is_final"] and fact["event"]["blocks"]
-    ]
+def _slowdown(facts: Sequence[dict[str, Any]], stream: Stream, seam: int, normal_ms: float) -> float | None:
+    """Mean gap of the source's tokens made between the target's answer and the last live round, by the ordinary gap."""
+    live = [fact for fact in facts if fact["kind"] == "RoundCopied" and not fact["event"]["is_final"]]
+    if not sum(fact["event"]["blocks"] for fact in live):
+        return None
+    begin, until = _one(facts, "MigrationPrepared")["at_ms"] * MS, live[-1]["at_ms"] * MS
     times = stream.times_us
-    gaps = [
-        stream.gap_ms(index)
-        for index in range(1, seam)
-        if any(times[index - 1] < until and begin < times[index] for begin, until in spans)
-    ]
+    gaps = [stream.gap_ms(index) for index in range(1, seam) if times[index - 1] < until and begin < times[index]]
     return fmean(gaps) / normal_ms if gaps else None
