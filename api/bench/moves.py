@@ -61,7 +61,7 @@ async def move(admin: AdminClient, stream: Stream, mode: str, deadline_s: float)
     facts = await asyncio.to_thread(_facts, admin, migration)
     seam = _seam(facts, stream)
     await stream.has(seam + 1 + SETTLE + NEAR, deadline_s)
-    return _measured(facts, stream, ordered, seam)
+    return measured(facts, stream, ordered=ordered, seam=seam)
 
 
 async def _some_more(stream: Stream, outputs: int) -> None:
@@ -113,7 +113,8 @@ def _seam(facts: Sequence[dict[str, Any]], stream: Stream) -> int:
     return int(_one(facts, "RequestFrozen")["event"]["tokens"]) - stream.prompt_tokens
 
 
-def _measured(facts: Sequence[dict[str, Any]], stream: Stream, ordered: int, seam: int) -> Moved:
+def measured(facts: Sequence[dict[str, Any]], stream: Stream, *, ordered: int, seam: int) -> Moved:
+    """The figures of a move that was ordered behind output token `ordered`; `seam` is the target's first."""
     rounds = [fact for fact in facts if fact["kind"] == "RoundCopied"]
     committed = _one(facts, "MigrationCommitted")
     around = range(seam - int(committed["event"]["tail_tokens"]), seam + 1)
