@@ -27,7 +27,7 @@ from midstream.api.cli.client import AdminClient
 from midstream.api.cli.output import say
 from midstream.api.cli.up.cluster import ClusterPlan, local_cluster
 from midstream.api.settings import Settings, load_settings
-from midstream.control.errors import BadInput
+from midstream.control.errors import BadInput, MidstreamError
 from midstream.migration.plan import LIVE, MODES, RECOMPUTE
 
 SEED: Final = 7
@@ -130,12 +130,14 @@ async def _on_cluster(plan: Plan, settings: Settings) -> Found:
 
 @contextlib.contextmanager
 def _ended_by_signal() -> Iterator[None]:
-    """SIGTERM ends the cluster too, as Ctrl-C does."""
+    """SIGTERM ends the cluster too, as Ctrl-C does. Raises `MidstreamError` once it has ended."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         yield
+    except asyncio.CancelledError:
+        raise MidstreamError("ended by a signal before everything was measured") from None
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
 
