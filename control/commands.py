@@ -27,6 +27,8 @@ class StartMigration(Command, frozen=True, kw_only=True, tag="StartMigration"):
     epoch: int
     target: Owner
     target_address: str
+    mode: str = "live"
+    """`live blocking recompute` (`migration.plan`)."""
 
 
 AnyCommand = StartMigration

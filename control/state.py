@@ -130,6 +130,8 @@ class MigrationView(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None = None
     downtime_ms: float | None = None
     operation: str | None = None
+    mode: str = "live"
+    """`live blocking recompute`."""
 
     @property
     def is_open(self) -> bool:
@@ -153,6 +155,8 @@ class OperationView(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None = None
     at_ms: int = 0
     target: str | None = None
+    mode: str = "live"
+    """Of a move: `live blocking recompute`."""
 
 
 class PolicyChoice(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ import structlog
 from midstream.control.errors import EngineFailed, Refused, TransferFailed
 from midstream.instance.engines.base import Route
 from midstream.instance.outbox import Outbox
-from midstream.migration.plan import blocks_for
+from midstream.migration.plan import RECOMPUTE, blocks_for, final_copy_max_ms
 from midstream.migration.protocol.effects import (
     Abort,
     Adopt,
@@ -221,7 +221,8 @@ class Acts:
             progress.tokens + llumlet.settings.plan.headroom_tokens,
             len(spec.prompt) + spec.sampling.max_tokens,
         )
-        blocks = blocks_for(most, engine.fingerprint.block_tokens) if progress.blocks else 0
+        has_kv = bool(progress.blocks) and run.move.mode != RECOMPUTE
+        blocks = blocks_for(most, engine.fingerprint.block_tokens) if has_kv else 0
         prepare = Prepare(
             request=seat.request,
             migration=effect.migration,
@@ -241,10 +242,10 @@ class Acts:
         assert seat.run is not None
         assert seat.run.move is not None
         assert seat.run.move.prepared is not None
-        prepared = seat.run.move.prepared
+        move, prepared = seat.run.move, seat.run.move.prepared
         route = Route(transfer=prepared.transfer, address=prepared.address, handle=prepared.handle)
         plan = self._llumlet.settings.plan
-        bound_ms = plan.stop_max_ms if seat.run.move.phase == "final" else plan.copy_max_ms
+        bound_ms = final_copy_max_ms(move.mode, plan) if move.phase == "final" else plan.copy_max_ms
         work = self._copy(seat.request, effect, route, bound_ms)
         self._copies[effect.migration] = self._llumlet.tasks.spawn(f"copy {effect.migration}", work)
 

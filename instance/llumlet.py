@@ -20,6 +20,7 @@ from midstream.instance.engines.base import Engine, Output
 from midstream.instance.orders import read_orders
 from midstream.instance.reporter import report_load, report_requests
 from midstream.instance.settings import SEATS_MAX, LlumletSettings
+from midstream.migration.plan import final_copy_max_ms
 from midstream.migration.protocol.effects import ResendTokens
 from midstream.migration.protocol.messages import AnyMessage, Ping, Pong, Rejected, Tokens
 from midstream.migration.protocol.seat import (
@@ -281,13 +282,13 @@ class Llumlet:
             "preparing": s.prepare_ms,
             "copying": s.plan.copy_max_ms,
             "freezing": s.freeze_ms,
-            "final": s.plan.stop_max_ms,
             "doubt": s.decision_ms,
         }
         for request, seat in self._held.items():
             if seat.run is not None and seat.run.move is not None:
                 move = seat.run.move
-                yield request, f"{move.phase} {move.migration}", move.migration, bounds[move.phase]
+                bound_ms = final_copy_max_ms(move.mode, s.plan) if move.phase == "final" else bounds[move.phase]
+                yield request, f"{move.phase} {move.migration}", move.migration, bound_ms
             elif seat.reservation is not None:
                 held = seat.reservation
                 yield request, f"lease {held.migration}", held.migration, s.lease_ms

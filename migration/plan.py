@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+LIVE: Final = "live"
+"""Copy rounds while the request decodes on, freeze for the last one."""
+BLOCKING: Final = "blocking"
+"""Freeze first, then copy everything: stop-and-copy."""
+RECOMPUTE: Final = "recompute"
+"""Copy nothing: the target computes prompt and outputs again."""
+MODES: Final = (LIVE, BLOCKING, RECOMPUTE)
 
 
 class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,6 +24,7 @@ class PlanLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Never freeze when the predicted stop is longer than this."""
     rounds_max: int = 8
     copy_max_ms: float = 10_000.0
+    """All rounds of a live move; the one copy of a blocking move."""
     headroom_tokens: int = 128
     """Tokens the request may grow while it is copied; the target reserves for them."""
 
@@ -38,6 +49,11 @@ def predicted_stop_ms(progress: Progress, block_bytes: int, round_trip_ms: float
         return round_trip_ms
     bytes_per_ms = progress.copied_bytes / max(progress.copying_ms, 1e-3)
     return progress.blocks_left * block_bytes / bytes_per_ms + round_trip_ms
+
+
+def final_copy_max_ms(mode: str, limits: PlanLimits) -> float:
+    """How long the copy of a frozen request may take: a live move's last round, or all of a blocking one."""
+    return limits.copy_max_ms if mode == BLOCKING else limits.stop_max_ms
 
 
 def next_step(progress: Progress, stop_ms: float, limits: PlanLimits) -> str:

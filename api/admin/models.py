@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -11,6 +11,8 @@ from midstream.control.state import InstanceView, MigrationView, OperationView, 
 Place = Annotated[
     str, BeforeValidator(str), Field(description="A log position, `generation-seq`.", examples=["1764579000123-17"])
 ]
+
+MoveMode = Literal["live", "blocking", "recompute"]
 
 MS_MAX = 86_400_000
 """Longest time a policy setting may name: a day."""
@@ -142,6 +144,7 @@ class MigrationBody(_Body):
     detail: str | None
     downtime_ms: float | None
     operation: str | None
+    mode: str = Field(description="`live blocking recompute`")
     is_open: bool
 
     @classmethod
@@ -163,6 +166,7 @@ class OperationBody(_Body):
     detail: str | None = None
     at_ms: int
     target: str | None = None
+    mode: str = "live"
     progress: float | None = Field(None, description="Of a replay, 0 to 1.")
     result: dict[str, Any] | None = None
 
@@ -240,6 +244,9 @@ class MoveOrder(BaseModel):
 
     request: str = Field(min_length=1, max_length=256)
     target: str | None = Field(None, min_length=1, max_length=256)
+    mode: MoveMode = Field(
+        "live", description="KV is copied while the request decodes on, once it is frozen, or not at all."
+    )
 
 
 class ReplayOrder(BaseModel):

@@ -102,5 +102,5 @@ def accepted(operation: str) -> Accepted:
 
 def refuse_other(known: OperationView, order: OperationView) -> None:
     """Raises `Problem` 409 if a key is used again for something else."""
-    if (known.kind, known.subject, known.target) != (order.kind, order.subject, order.target):
+    if (known.kind, known.subject, known.target, known.mode) != (order.kind, order.subject, order.target, order.mode):
         raise Problem(409, "idempotency_key_reused", f"this key was used for {known.kind} of {known.subject}")

@@ -111,9 +111,12 @@ async def create_migration(
         actor=caller.name,
         subject=body.request,
         target=body.target,
+        mode=body.mode,
         at_ms=deps.clock.now_ms(),
     )
-    fact = MoveRequested(operation=order.operation, request=body.request, target=body.target, actor=caller.name)
+    fact = MoveRequested(
+        operation=order.operation, request=body.request, target=body.target, actor=caller.name, mode=body.mode
+    )
     return await orders.submit(order, lambda state: judge_move(state, body.request, body.target), lambda: fact)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -22,6 +22,10 @@ MOVE_ENDS = frozenset({"MigrationReleased", "MigrationAborted", "CommandRefused"
 
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome.")]
+Mode = Annotated[
+    Literal["live", "blocking", "recompute"],
+    typer.Option(help="Copy KV while the request decodes on, once it is frozen, or not at all."),
+]
 Timeout = Annotated[float, typer.Option(min=0.1, help="How long to wait, seconds.")]
 
 INSTANCES = (
@@ -35,7 +39,7 @@ REQUESTS = (
 )  # fmt: skip
 MIGRATIONS = (
     column("migration"), column("request"), column("source", "source.instance"), column("target", "target.instance"),
-    column("policy"), column("stage"), column("rounds"), column("blocks", "copied_blocks"),
+    column("mode"), column("policy"), column("stage"), column("rounds"), column("blocks", "copied_blocks"),
     column("downtime ms", "downtime_ms"), column("code"), column("reason"),
 )  # fmt: skip
 EVENTS = (column("position"), column("at_ms"), column("source"), column("kind"), column("event"))
@@ -125,16 +129,17 @@ def _migrations() -> typer.Typer:
         context: typer.Context,
         request: str,
         to: Annotated[str | None, typer.Option(help="Target instance. [default: the controller chooses]")] = None,
+        mode: Mode = "live",
         wait: Wait = True,
         timeout: Timeout = WAIT_S,
         output: OutputOption = Output.table,
     ) -> None:
         """Move a request now.
 
-        Example: midstream migrations start r-17 --to i2
+        Example: midstream migrations start r-17 --to i2 --mode blocking
         """
         client = admin_of(context)
-        accepted = client.post("/migrations", {"request": request, "target": to})
+        accepted = client.post("/migrations", {"request": request, "target": to, "mode": mode})
         _order(client, accepted, timeout if wait else None, output)
 
     @group.command()

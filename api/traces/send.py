@@ -90,8 +90,8 @@ async def send_one(http: httpx.AsyncClient, model: str, index: int, row: TraceRo
     ids: list[int] = []
     error: str | None = None
     try:
-        async for chunk in _chunks(http, request_body(model, index, row, seed)):
-            fresh = _ids_of(chunk)
+        async for chunk in chunks(http, request_body(model, index, row, seed)):
+            fresh = ids_of(chunk)
             if fresh:
                 times.append(clock())
                 ids += fresh
@@ -145,7 +145,7 @@ async def _first_model(http: httpx.AsyncClient) -> str:
         raise MidstreamError(f"no OpenAI endpoint at {http.base_url}: {error}") from None
 
 
-async def _chunks(http: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def chunks(http: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """The chunks of one stream. Raises `MidstreamError` for an error or an end without `[DONE]`."""
     async with http.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:
@@ -162,7 +162,7 @@ async def _chunks(http: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterato
     raise MidstreamError("the stream ended without [DONE]")
 
 
-def _ids_of(chunk: dict[str, Any]) -> list[int]:
+def ids_of(chunk: dict[str, Any]) -> list[int]:
     return [token for choice in chunk.get("choices", ()) for token in choice.get("token_ids") or ()]
 
 

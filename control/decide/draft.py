@@ -44,6 +44,7 @@ class Draft:
         version: int,
         params: msgspec.Struct,
         operation: str | None = None,
+        mode: str = "live",
     ) -> None:
         """Add a move: one fact and its one command (P18). Request and target must exist."""
         view = self._state.requests[proposal.request]
@@ -64,6 +65,7 @@ class Draft:
                 decided_at=self.tick.decided_at,
                 blocks_needed=proposal.blocks_needed,
                 operation=operation,
+                mode=mode,
             )
         )
         self._commands.append(
@@ -77,6 +79,7 @@ class Draft:
                 epoch=view.epoch,
                 target=target.owner,
                 target_address=target.address,
+                mode=mode,
             )
         )
         self._room.take(view, proposal.target, proposal.blocks_needed)

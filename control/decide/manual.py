@@ -101,4 +101,11 @@ def _order(
         blocks_needed=blocks,
         reason=f"asked for by {operation.actor}",
     )
-    draft.order(proposal, policy=POLICY, version=VERSION, params=NoParams(), operation=operation.operation)
+    draft.order(
+        proposal,
+        policy=POLICY,
+        version=VERSION,
+        params=NoParams(),
+        operation=operation.operation,
+        mode=operation.mode,
+    )

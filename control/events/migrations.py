@@ -20,6 +20,8 @@ class MoveRequested(Event, frozen=True, kw_only=True):
     request: str
     target: str | None
     actor: str
+    mode: str = "live"
+    """`live`: KV is copied while the request decodes on. `blocking`: once it is frozen. `recompute`: not at all."""
 
 
 @event
@@ -51,6 +53,8 @@ class MoveDecided(Event, frozen=True, kw_only=True):
     blocks_needed: int
     """Blocks the target must have: counted against it until the move closes."""
     operation: str | None = None
+    mode: str = "live"
+    """How, as in `MoveRequested`."""
 
 
 @event

@@ -44,7 +44,14 @@ _RANK: Final = {
 
 def _requested(state: State, fact: Fact, event: MoveRequested) -> None:
     operations.accept(
-        state, fact, event.operation, kind="move", actor=event.actor, subject=event.request, target=event.target
+        state,
+        fact,
+        event.operation,
+        kind="move",
+        actor=event.actor,
+        subject=event.request,
+        target=event.target,
+        mode=event.mode,
     )
 
 
@@ -66,6 +73,7 @@ def _decided(state: State, fact: Fact, event: MoveDecided) -> None:
         stage_at_ms=state.last_tick_ms,
         blocks_needed=event.blocks_needed,
         operation=event.operation,
+        mode=event.mode,
     )
     operations.forget_closed(state.migrations, lambda move: move.is_open)
     view = state.requests.get(event.request)

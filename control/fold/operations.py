@@ -12,13 +12,21 @@ from midstream.control.state import CLOSED_MAX, OperationView, State
 
 
 def accept(
-    state: State, fact: Fact, operation: str, *, kind: str, actor: str, subject: str, target: str | None = None
+    state: State,
+    fact: Fact,
+    operation: str,
+    *,
+    kind: str,
+    actor: str,
+    subject: str,
+    target: str | None = None,
+    mode: str = "live",
 ) -> None:
     """Open an operation; one that exists already is left as it is."""
     if operation in state.operations:
         return
     state.operations[operation] = OperationView(
-        operation=operation, kind=kind, actor=actor, subject=subject, target=target, at_ms=fact.at_ms
+        operation=operation, kind=kind, actor=actor, subject=subject, target=target, mode=mode, at_ms=fact.at_ms
     )
     forget_closed(state.operations, is_operation_open)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from midstream.control.ids import Node, Owner
-from midstream.migration.plan import PlanLimits, Progress
+from midstream.migration.plan import LIVE, PlanLimits, Progress
 from midstream.migration.protocol.effects import (
     Effect,
 )
@@ -34,6 +34,7 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
     migration: str
     target: Owner
     node: Node
+    mode: str = LIVE
     phase: str = "preparing"
     prepared: Prepared | None = None
     next_block: int = 0

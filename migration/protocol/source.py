@@ -1,7 +1,8 @@
 """The move at its source.
 
 Phases: `preparing` → `copying` → `freezing` → `final` (last copy) → `doubt` (`Final` was sent). Until `Final` the
-source may resume by itself; afterwards only the gateway decides.
+source may resume by itself; afterwards only the gateway decides. A blocking move has no `copying`, one that
+recomputes no `final` either: neither knows a state or an answer that a live move does not.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from midstream.control.events import (
     RoundCopied,
 )
 from midstream.control.ids import Node
-from midstream.migration.plan import Progress, next_step, predicted_stop_ms
+from midstream.migration.plan import BLOCKING, MODES, RECOMPUTE, Progress, next_step, predicted_stop_ms
 from midstream.migration.protocol.effects import (
     Copy,
     Effect,
@@ -39,6 +40,7 @@ from midstream.migration.protocol.messages import (
     Prepared,
     PrepareRefused,
     Reclaim,
+    RunState,
 )
 
 ABORTABLE = ("preparing", "copying", "freezing", "final")
@@ -55,7 +57,7 @@ def start(seat: Seat, what: Start, rules: Rules) -> Step:
             return seat, ()
         fact = CommandRefused(migration=order.migration, owner=seat.me, code=code, reason=reason)
         return seat, (Record(fact),)
-    move = Move(migration=order.migration, target=order.target, node=what.node)
+    move = Move(migration=order.migration, target=order.target, node=what.node, mode=order.mode)
     started = MigrationStarted(
         migration=order.migration, request=seat.request, epoch=run.epoch, source=seat.me, target=order.target
     )
@@ -76,6 +78,8 @@ def _refusal(seat: Seat, order: StartMigration) -> tuple[str, str] | None:
         return "stale_epoch", f"the run is at epoch {run.epoch}, the command at {order.epoch}"
     if not run.is_confirmed:
         return "unconfirmed", "the gateway has not confirmed this owner yet"
+    if order.mode not in MODES:
+        return "unknown_mode", f"{order.mode!r} is none of {', '.join(MODES)}"
     if order.target.instance == seat.me.instance:
         return "same_instance", "source and target are the same"
     return None
@@ -107,10 +111,11 @@ def prepared(seat: Seat, sender: Node, what: Prepared) -> Step:
         blocks_cached=what.blocks_cached,
         transfer=what.transfer,
     )
-    if what.blocks_reserved == 0:
-        seat, freeze = _freeze(seat, run, replace(move, prepared=what))
+    move = replace(move, prepared=what, next_block=what.blocks_cached)
+    if what.blocks_reserved == 0 or move.mode == BLOCKING:
+        seat, freeze = _freeze(seat, run, move)
         return seat, (Record(fact), freeze)
-    move = replace(move, phase="copying", prepared=what, next_block=what.blocks_cached)
+    move = replace(move, phase="copying")
     return _with_move(seat, run, move), (Record(fact), Copy(run.slot, move.migration, move.next_block))
 
 
@@ -201,7 +206,7 @@ def freeze_done(seat: Seat, what: FreezeDone, rules: Rules) -> Step:
     run, move = found
     if move.phase != "freezing" or move.prepared is None:
         return seat, ()
-    state, room = what.state, move.prepared.blocks_reserved
+    state, room = handed_over(what.state, move.mode), move.prepared.blocks_reserved
     left = state.blocks - move.next_block
     move = replace(move, phase="final", state=state)
     seat = _with_move(seat, run, move)
@@ -217,6 +222,11 @@ def freeze_done(seat: Seat, what: FreezeDone, rules: Rules) -> Step:
     if left <= 0:
         return _send_final(seat, run, move, Record(fact))
     return seat, (Record(fact), Copy(run.slot, move.migration, move.next_block))
+
+
+def handed_over(state: RunState, mode: str) -> RunState:
+    """What the target is given of a frozen run: without KV it goes on as one that was preempted."""
+    return replace(state, computed=0, blocks=0) if mode == RECOMPUTE else state
 
 
 def _send_final(seat: Seat, run: Run, move: Move, *before: Effect) -> Step:

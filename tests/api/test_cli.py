@@ -253,9 +253,10 @@ async def test_P29_lists_page_to_the_end(admin: Admin, capsys: pytest.CaptureFix
 
 async def test_an_order_is_waited_for(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
     scripted, where = admin
-    assert await asyncio.to_thread(run, [*where, "migrations", "start", "r-1", "--to", "i2", "-o", "json"]) == 0
+    order = ["migrations", "start", "r-1", "--to", "i2", "--mode", "blocking", "-o", "json"]
+    assert await asyncio.to_thread(run, [*where, *order]) == 0
     method, path, headers, body = scripted.asked[0]
-    assert (method, path, body) == ("POST", "migrations", {"request": "r-1", "target": "i2"})
+    assert (method, path, body) == ("POST", "migrations", {"request": "r-1", "target": "i2", "mode": "blocking"})
     assert headers["idempotency-key"]
     assert json.loads(capsys.readouterr().out)["status"] == "succeeded"
 

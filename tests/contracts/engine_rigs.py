@@ -14,8 +14,9 @@ from midstream.instance.engines.base import Engine, Reserved, Route, SlotProgres
 from midstream.instance.engines.sim.config import SimConfig
 from midstream.instance.engines.sim.engine import SimEngine
 from midstream.instance.engines.sim.reference import reference_output
-from midstream.migration.plan import blocks_for
+from midstream.migration.plan import LIVE, RECOMPUTE, blocks_for
 from midstream.migration.protocol.messages import RequestSpec, RunState, Sampling
+from midstream.migration.protocol.source import handed_over
 from midstream.migration.transfers.base import Transfer
 from midstream.migration.transfers.memory import MemoryTransfer
 from midstream.migration.transfers.rpc import RpcTransfer
@@ -211,10 +212,13 @@ def request(name: str, prompt_tokens: int = 21, **sampling: object) -> RequestSp
     return RequestSpec(request=name, prompt=prompt, sampling=Sampling(**settings))
 
 
-async def reserve(source: Bench, target: Bench, slot: str, spec: RequestSpec, block_tokens: int) -> Reserved:
-    """Room at the target for all the run can become; none for one without blocks."""
+async def reserve(
+    source: Bench, target: Bench, slot: str, spec: RequestSpec, block_tokens: int, mode: str = LIVE
+) -> Reserved:
+    """Room at the target for all the run can become; none for one that takes no blocks along."""
     progress = await source.engine.describe(slot)
-    blocks = blocks_for(len(spec.prompt) + spec.sampling.max_tokens, block_tokens) if progress.blocks else 0
+    has_kv = progress.blocks and mode != RECOMPUTE
+    blocks = blocks_for(len(spec.prompt) + spec.sampling.max_tokens, block_tokens) if has_kv else 0
     outputs = source.made(slot)
     return await target.engine.reserve(f"{slot}'", spec, outputs, blocks, source.engine.transfers())
 
@@ -223,15 +227,17 @@ def route(reserved: Reserved) -> Route:
     return Route(transfer=reserved.transfer, address=reserved.address, handle=reserved.handle)
 
 
-async def move(source: Bench, target: Bench, slot: str, spec: RequestSpec, block_tokens: int) -> RunState:
-    """Move a run, in two rounds and a final one; it goes on at the target as `slot` with a prime."""
-    reserved = await reserve(source, target, slot, spec, block_tokens)
+async def move(
+    source: Bench, target: Bench, slot: str, spec: RequestSpec, block_tokens: int, mode: str = LIVE
+) -> RunState:
+    """Move a run, a live one in two rounds and a final one; it goes on at the target as `slot` with a prime."""
+    reserved = await reserve(source, target, slot, spec, block_tokens, mode)
     first = reserved.cached
-    if reserved.blocks:
+    if reserved.blocks and mode == LIVE:
         for _ in range(2):
             report = await source.engine.copy(slot, first, route(reserved))
             first = report.next_block
-    state = await source.engine.freeze(slot)
+    state = handed_over(await source.engine.freeze(slot), mode)
     if state.computed:
         report = await source.engine.copy(slot, first, route(reserved))
         assert report.blocks_left == 0

@@ -12,7 +12,7 @@ import pytest_asyncio
 from midstream.control.errors import Refused, TransferFailed
 from midstream.control.state import Load
 from midstream.instance.engines.base import Engine, SlotProgress
-from midstream.migration.plan import blocks_for
+from midstream.migration.plan import BLOCKING, RECOMPUTE, blocks_for
 from midstream.migration.protocol.messages import RequestSpec, RunState
 from tests.contracts.engine_rigs import PATIENCE_S, RIGS, Bench, Rig, move, request, reserve, route
 
@@ -237,6 +237,21 @@ async def test_P03_a_moved_run_goes_on_exactly(engine_pair: Pair, phase: str, sa
     logprobs = [*state.logprobs, *b.logprobs["x'"]]
     assert len(logprobs) == (len(ids) if spec.sampling.logprobs is not None else 0)
     await emptied(a)
+    await assert_undisturbed(engine_pair, spec, ids, finish)
+
+
+@pytest.mark.parametrize("mode", [BLOCKING, RECOMPUTE])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+async def test_P03_a_run_moved_stopped_or_without_its_kv_goes_on_exactly(
+    engine_pair: Pair, sampling: str, mode: str
+) -> None:
+    rig, a, b = engine_pair
+    spec = long_enough(rig, "decode", SAMPLINGS[sampling])
+    await bring(engine_pair, "decode", spec)
+    state = await move(a, b, "x", spec, rig.block_tokens, mode)
+    assert bool(state.computed) == (mode == BLOCKING)
+    ids, finish = await made_after(b, "x'", state)
+    assert len([*state.logprobs, *b.logprobs["x'"]]) == (len(ids) if spec.sampling.logprobs is not None else 0)
     await assert_undisturbed(engine_pair, spec, ids, finish)
 
 

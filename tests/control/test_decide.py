@@ -55,8 +55,8 @@ def configure(story: Story, **changes: Any) -> None:
     story.say("admin", PolicyConfigured(policies=policies, actor="test"))
 
 
-def ask(story: Story, request: str, target: str | None, operation: str = "o") -> None:
-    story.say("admin", MoveRequested(operation=operation, request=request, target=target, actor="ann"))
+def ask(story: Story, request: str, target: str | None, operation: str = "o", mode: str = "live") -> None:
+    story.say("admin", MoveRequested(operation=operation, request=request, target=target, actor="ann", mode=mode))
 
 
 def drain(story: Story, instance: str) -> None:
@@ -171,6 +171,15 @@ def test_P18_a_move_asked_for_is_one_fact_and_one_command(story: Story) -> None:
     )  # fmt: skip
     commit(story, decision)
     assert decide(story.state, story.next_tick()) == Decision((), ())
+
+
+def test_P18_the_mode_asked_for_is_in_the_decision_and_its_command(story: Story) -> None:
+    ask(story, "r", "b", mode="recompute")
+    decision = decide(story.state, story.next_tick())
+    assert [move.mode for move in moves(decision)] == ["recompute"]
+    assert [command.mode for command in decision.commands if isinstance(command, StartMigration)] == ["recompute"]
+    commit(story, decision)
+    assert [move.mode for move in story.state.migrations.values()] == ["recompute"]
 
 
 def test_a_move_without_a_target_goes_to_the_freest(story: Story) -> None:

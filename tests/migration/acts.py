@@ -134,13 +134,14 @@ def _copied(scene: Scene, work: Work) -> None:
     if slot is None or slot.state == "finished" or target is None:
         scene.feed_seat(work.at, instance.WorkFailed(work.migration, "gone", ""))
         return
-    is_all = slot.state == "frozen"
-    content = (slot.tokens[-1] if slot.tokens else 1) if is_all else EMPTY_BLOCK
+    first, is_all = work.detail, slot.state == "frozen"
+    last = slot.tokens[-1] if slot.tokens else 1
+    content = (*(EMPTY_BLOCK,) * (slot.blocks - 1 - first), last) if is_all else (EMPTY_BLOCK,)
     at, into = target
-    scene.put(at, into._replace(kv=(*into.kv[: work.detail], content)))
-    done = work.detail + 1
+    scene.put(at, into._replace(kv=(*into.kv[:first], *content)))
+    count, done = len(content), first + len(content)
     report = RoundReport(
-        blocks=1, copied_bytes=1, duration_ms=1.0, next_block=done, blocks_left=slot.blocks - done, tokens=0
+        blocks=count, copied_bytes=count, duration_ms=1.0, next_block=done, blocks_left=slot.blocks - done, tokens=0
     )
     scene.feed_seat(work.at, instance.RoundDone(work.migration, report, 1.0))
 
@@ -236,6 +237,7 @@ def start_move(scene: Scene, at: int, target: Owner) -> None:
         epoch=seat.run.epoch,
         target=target,
         target_address=target.instance,
+        mode=scene.budget.mode,
     )
     scene.feed_seat(at, instance.Start(command, node_of(target)))
     run = scene.seats[at].run

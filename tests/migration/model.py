@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from midstream.control.ids import Owner
+from midstream.migration.plan import BLOCKING, RECOMPUTE
 from midstream.migration.protocol import ledger as gateway
 from midstream.migration.protocol import messages as msg
 from midstream.migration.protocol.ledger import Ledger
@@ -235,6 +236,13 @@ CONFIGS = (
     Config("move and back, loss", Budget(moves=TWO, losses=1), tokens=1),
     Config("move of a waiting request, failure", Budget(moves=ONE, failures=1), tokens=1, is_waiting=True),
     Config("two moves over three instances", Budget(moves=THREE), instances=3, tokens=1),
+    Config("blocking move, loss", Budget(moves=ONE, mode=BLOCKING, losses=1), tokens=1),
+    Config("blocking move, engine failure", Budget(moves=ONE, mode=BLOCKING, failures=1), tokens=1),
+    Config("blocking move and back", Budget(moves=TWO, mode=BLOCKING), tokens=1),
+    Config("recomputing move, loss", Budget(moves=ONE, mode=RECOMPUTE, losses=1), tokens=1),
+    Config("recomputing move, crash", Budget(moves=ONE, mode=RECOMPUTE, crashes=1), tokens=1),
+    Config("recomputing move, suspicion", Budget(moves=ONE, mode=RECOMPUTE, suspicions=1), tokens=1),
+    Config("recomputing move and back", Budget(moves=TWO, mode=RECOMPUTE), tokens=1),
 )
 """Small enough for every test run."""
 

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from midstream.control.ids import Node, Owner
-from midstream.migration.plan import PlanLimits
+from midstream.migration.plan import BLOCKING, RECOMPUTE, PlanLimits
 from midstream.migration.protocol import messages as msg
 from midstream.migration.protocol.ledger import Ledger, Redispatch
 from midstream.migration.protocol.ledger import step as ledger_step
@@ -23,6 +23,8 @@ SEEN = (
     Config("loss", Budget(moves=("AB",), losses=1), tokens=2, is_incremental=False),
     Config("doubt", Budget(moves=("AB",), suspicions=1), tokens=1, is_cold=True),
     Config("back", Budget(moves=("AB", "BA")), tokens=1),
+    Config("blocking", Budget(moves=("AB",), mode=BLOCKING, failures=1), tokens=1),
+    Config("recompute", Budget(moves=("AB",), mode=RECOMPUTE, failures=1), tokens=1),
 )
 """What the tables of states and inputs are taken from."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from midstream.control.events import MigrationCommitted
 from midstream.control.ids import Node, Owner
+from midstream.migration.plan import RECOMPUTE
 from midstream.migration.protocol import effects as fx
 from midstream.migration.protocol import ledger as gateway
 from midstream.migration.protocol import messages as msg
@@ -214,7 +215,7 @@ class Scene:
             fingerprint=FINGERPRINT,
             spec=SPEC,
             outputs=(),
-            blocks=slot.blocks,
+            blocks=0 if seat.run.move.mode == RECOMPUTE else slot.blocks,
             transfers=("rpc",),
         )
         self.send(seat.run.move.node, node_of(seat.me), message)

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.migration.plan import PlanLimits, Progress, blocks_for, next_step, predicted_stop_ms
+from midstream.migration.plan import (
+    BLOCKING,
+    LIVE,
+    PlanLimits,
+    Progress,
+    blocks_for,
+    final_copy_max_ms,
+    next_step,
+    predicted_stop_ms,
+)
 
 LIMITS = PlanLimits(stop_budget_ms=20.0, stop_max_ms=150.0, rounds_max=8, copy_max_ms=10_000.0)
 
@@ -26,6 +35,11 @@ def after_rounds(rounds: int, left: int, before: int | None, *, elapsed_ms: floa
 def test_predicted_stop_is_blocks_left_over_the_measured_bandwidth_plus_a_round_trip() -> None:
     progress = Progress(rounds=1, copied_bytes=1_000_000, copying_ms=10.0, blocks_left=3)
     assert predicted_stop_ms(progress, block_bytes=50_000, round_trip_ms=2.0) == pytest.approx(3 * 0.5 + 2.0)
+
+
+def test_a_blocking_copy_has_the_bound_of_all_rounds_and_a_live_one_that_of_the_stop() -> None:
+    assert final_copy_max_ms(BLOCKING, LIMITS) == LIMITS.copy_max_ms
+    assert final_copy_max_ms(LIVE, LIMITS) == LIMITS.stop_max_ms
 
 
 def test_predicted_stop_without_a_measurement_is_the_round_trip() -> None:

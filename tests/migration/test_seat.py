@@ -10,6 +10,7 @@ import pytest
 from midstream.control.commands import StartMigration
 from midstream.control.events import CommandRefused, MigrationAborted, MigrationReleased, ReservationEnded
 from midstream.control.ids import Node, Owner
+from midstream.migration.plan import BLOCKING, LIVE, RECOMPUTE
 from midstream.migration.protocol import effects as fx
 from midstream.migration.protocol import messages as msg
 from midstream.migration.protocol import seat as inputs
@@ -60,7 +61,7 @@ def by(owner: Owner, message: Any) -> From:
     return From(node_of(owner), message)
 
 
-def start(migration: str = "m1", epoch: int = 2, target: Owner = B) -> inputs.Start:
+def start(migration: str = "m1", epoch: int = 2, target: Owner = B, mode: str = LIVE) -> inputs.Start:
     """The command that begins a move."""
     command = StartMigration(
         id=migration,
@@ -72,6 +73,7 @@ def start(migration: str = "m1", epoch: int = 2, target: Owner = B) -> inputs.St
         epoch=epoch,
         target=target,
         target_address=target.instance,
+        mode=mode,
     )
     return inputs.Start(command, node_of(target))
 
@@ -208,8 +210,9 @@ def test_P18_rule_3_only_a_confirmed_owner_may_begin_a_move() -> None:
         (source(*PREPARING), start("m2"), "busy"),
         (source(*RUN), start(epoch=1), "stale_epoch"),
         (source(*RUN), start(target=A2), "same_instance"),
+        (source(*RUN), start(mode="teleport"), "unknown_mode"),
     ],
-    ids=["no run", "finished", "busy", "stale", "to itself"],
+    ids=["no run", "finished", "busy", "stale", "to itself", "unknown mode"],
 )
 def test_P18_rule_3_a_command_that_cannot_be_followed_is_refused_with_a_fact(
     seat: Seat, order: inputs.Start, code: str
@@ -283,6 +286,35 @@ def test_P08_a_reservation_that_comes_after_its_end_is_freed() -> None:
 def test_P08_M1_F6_a_late_prepared_is_cancelled_at_once() -> None:
     _, effects = play(source(*PREPARING, inputs.Deadline("m1")), prepared())
     assert effects == (fx.Send(node_of(B), msg.Cancel(request=REQUEST, migration="m1")),)
+
+
+# --- the modes -----------------------------------------------------------------------------------
+
+
+def test_P32_a_blocking_move_freezes_first_and_then_copies_everything_once() -> None:
+    seat, effects = play(source(*RUN, start(mode=BLOCKING)), prepared())
+    assert fx.Freeze(SLOT, "m1") in effects
+    seat, effects = play(seat, FROZEN)
+    assert fx.Copy(SLOT, "m1", 0) in effects
+    _, effects = play(seat, copied(4, 0))
+    assert [e.state.blocks for e in effects if isinstance(e, fx.SendFinal)] == [4]
+
+
+def test_P32_a_recomputing_move_copies_nothing_and_hands_over_a_run_without_kv() -> None:
+    seat, effects = play(source(*RUN, start(mode=RECOMPUTE)), prepared(blocks=0))
+    assert fx.Freeze(SLOT, "m1") in effects
+    _, effects = play(seat, FROZEN)
+    assert not [e for e in effects if isinstance(e, fx.Copy)]
+    handed = [e.state for e in effects if isinstance(e, fx.SendFinal)]
+    assert [(state.outputs, state.computed, state.blocks) for state in handed] == [((10, 11), 0, 0)]
+
+
+def test_P10_a_recomputing_move_that_is_reclaimed_goes_on_with_the_kv_it_kept() -> None:
+    seat, effects = play(source(*RUN, start(mode=RECOMPUTE), prepared(blocks=0), FROZEN), granted())
+    assert fx.Thaw(SLOT) in effects
+    assert slots_freed(effects) == []
+    assert seat.run is not None
+    assert seat.run.move is None
 
 
 # --- the source, before Final --------------------------------------------------------------------

@@ -83,7 +83,7 @@ class Work(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """How many of each fault may still happen, and commands still to come as (source, target) pairs."""
+    """How many of each fault may still happen; commands still to come as (source, target) pairs, all of one mode."""
 
     losses: int = 0
     repeats: int = 0
@@ -94,6 +94,7 @@ class Budget(NamedTuple):
     ends: int = 0
     gateway_losses: int = 0
     moves: tuple[str, ...] = ()
+    mode: str = "live"
 
 
 class World(NamedTuple):

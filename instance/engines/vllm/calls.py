@@ -216,6 +216,8 @@ class SendBlocks(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     first: int
     block_ids: tuple[int, ...]
     checksum: bool
+    share: float = 1.0
+    """Part of the time in which bytes move; the rest are pauses between some blocks and the next."""
 
 
 class CancelCall(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -231,7 +233,7 @@ class HangUp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A call's result: of `Open` the address, of `SendBlocks` bytes and milliseconds."""
+    """A call's result: of `Open` the address, of `SendBlocks` bytes and milliseconds without the pauses."""
 
     address: str = ""
     copied_bytes: int = 0

@@ -16,6 +16,11 @@ from midstream.instance.engines.vllm.kv_memory import KvMemory, Window
 from midstream.migration.transfers.base import Channel
 from midstream.migration.transfers.rpc import RpcTransfer
 
+PART_BYTES = 4 << 20
+"""Bytes that move between two pauses; larger blocks move one by one."""
+PAUSES_MS_MAX = 1_000.0
+"""All pauses of one copy: a long one must not become so slow that its move is given up."""
+
 
 def start_copier(socket: str, rank: int, memory: KvMemory) -> threading.Thread:
     """Start the thread; it ends when the llumlet closes the connection."""
@@ -127,17 +132,29 @@ class Copier:
         try:
             channel = await self._channel(order)
             window = await self._open_window(self._memory.reading, order.block_ids)
-            report = await channel.send(list(self._outgoing(order, window)), checksum=order.checksum)
+            return await self._send_in_parts(order, window, channel)
         except BaseException:
             await self._hang_up(order.channel)
             raise
-        return calls.Done(copied_bytes=report.copied_bytes, duration_ms=report.duration_ms)
 
-    def _outgoing(self, order: calls.SendBlocks, window: Window) -> Iterator[tuple[int, memoryview]]:
+    async def _send_in_parts(self, order: calls.SendBlocks, window: Window, channel: Channel) -> calls.Done:
+        """A few blocks at a time, so that a model that computes meanwhile is left in peace in between."""
+        copied_bytes, moved_ms, paused_ms = 0, 0.0, 0.0
+        for places in parts(len(order.block_ids), self._memory.block_bytes, order.share):
+            pause_ms = moved_ms * (1 / order.share - 1) - paused_ms
+            if pause_ms > 0 and paused_ms < PAUSES_MS_MAX:
+                paused_ms += pause_ms
+                await asyncio.sleep(pause_ms / 1e3)
+            report = await channel.send(list(self._outgoing(order, window, places)), checksum=order.checksum)
+            copied_bytes += report.copied_bytes
+            moved_ms += report.duration_ms
+        return calls.Done(copied_bytes=copied_bytes, duration_ms=moved_ms)
+
+    def _outgoing(self, order: calls.SendBlocks, window: Window, places: range) -> Iterator[tuple[int, memoryview]]:
         """Plane by plane, so that pieces of equal length stand together and fill a frame."""
         planes = len(self._memory.planes)
         for plane in range(planes):
-            for place in range(len(order.block_ids)):
+            for place in places:
                 yield (order.first + place) * planes + plane, window.view(place, plane)
 
     async def _channel(self, order: calls.SendBlocks) -> Channel:
@@ -160,6 +177,13 @@ class Copier:
         known = self._channels.pop(name, None)
         if known is not None:
             await known[1].close()
+
+
+def parts(blocks: int, block_bytes: int, share: float) -> Iterator[range]:
+    """The places of `blocks` blocks, cut into what moves between two pauses; uncut when there are none."""
+    step = blocks if share >= 1 else max(1, PART_BYTES // block_bytes)
+    for first in range(0, blocks, max(1, step)):
+        yield range(first, min(blocks, first + step))
 
 
 class Incoming:

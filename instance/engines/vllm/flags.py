@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Final
 
 import msgspec
+from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
@@ -16,6 +17,11 @@ from midstream.instance.engines.vllm.command_line import CommandLine
 
 GIB: Final = 1 << 30
 CPU_KV_GIB: Final = 1.0
+BIND_DEFAULT: Final = "auto"
+SHARED_MACHINE: Final[Mapping[str, str]] = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
 NO_TELEMETRY: Final[Mapping[str, str]] = {"VLLM_NO_USAGE_STATS": "1"}
 NO_COMPILER: Final[Mapping[str, str]] = {"TORCHDYNAMO_DISABLE": "1"}
 """Eager or not, vLLM compiles two small functions when they are first needed: with a C++ compiler, for many seconds,
@@ -60,7 +66,7 @@ def read_flags(flags: Sequence[str], sizes: EngineSizes) -> EngineFlags:
         model=line.args.model,
         served_name=line.names[0],
         engine_args=sized | {"served_model_name": list(line.names)},
-        environment=_environment(sizes, is_eager=bool(sized.get("enforce_eager"))),
+        environment=engine_environment(sizes, is_eager=bool(sized.get("enforce_eager"))),
     )
 
 
@@ -78,11 +84,19 @@ def _sized(chosen: dict[str, Any], sizes: EngineSizes) -> dict[str, Any]:
     return chosen | sized
 
 
-def _environment(sizes: EngineSizes, *, is_eager: bool) -> dict[str, str]:
+def engine_environment(sizes: EngineSizes, *, is_eager: bool) -> dict[str, str]:
+    """Environment of the engine's processes.
+
+    A number of threads means that the machine is shared. vLLM's own choice, made in each engine as if it were alone,
+    binds all of them to the same cores; and a worker beside its core is a second process that waits by spinning.
+    """
     if not current_platform.is_cpu():
         return dict(NO_TELEMETRY)
-    threads = {} if sizes.cpu_threads is None else {"OMP_NUM_THREADS": str(sizes.cpu_threads)}
-    return {**NO_TELEMETRY, **threads, **(NO_COMPILER if is_eager else {})}
+    found = {**NO_TELEMETRY, **(NO_COMPILER if is_eager else {})}
+    if sizes.cpu_threads is None:
+        return found
+    found["OMP_NUM_THREADS"] = str(sizes.cpu_threads)
+    return {**found, **SHARED_MACHINE} if envs.VLLM_CPU_OMP_THREADS_BIND == BIND_DEFAULT else found
 
 
 def usual_timers() -> Mapping[str, float]:

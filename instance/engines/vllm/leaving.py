@@ -13,6 +13,9 @@ from midstream.instance.engines.vllm.copier_link import CopierLink
 from midstream.instance.engines.vllm.core_link import CoreLink
 
 NOTHING = (calls.Done(),)
+LIVE_SHARE = 0.25
+"""Part of the time in which bytes move beside a model that decodes. Nobody waits for them, and on a CPU they take
+cores, memory bandwidth and Python's lock from the decoding; of a frozen run they move as fast as they can."""
 
 
 class Copy:
@@ -102,6 +105,7 @@ class Leaving:
                 first=copy.first,
                 block_ids=block_ids,
                 checksum=copy.checksum,
+                share=LIVE_SHARE if copy.frozen is None else 1.0,
             )
             for address in copy.route.address.split(",")
         ]

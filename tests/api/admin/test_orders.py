@@ -44,10 +44,19 @@ async def test_P18_the_same_key_again_is_the_same_order() -> None:
         order = {"request": "r1", "target": "i2"}
         answers = await asyncio.gather(*(post(client, "/migrations", order) for _ in range(5)))
         other_body = await post(client, "/migrations", {"request": "r1", "target": None})
+        other_mode = await post(client, "/migrations", order | {"mode": "blocking"})
         other_route = await post(client, "/instances/i1/drain")
     assert {a.json()["operation"] for a in answers} == {answers[0].json()["operation"]}
     assert len(log.recorded) == 1
     assert code_of(other_body) == code_of(other_route) == (409, "idempotency_key_reused")
+    assert code_of(other_mode) == (409, "idempotency_key_reused")
+
+
+async def test_the_mode_of_a_move_is_part_of_its_fact() -> None:
+    log = small_cluster()
+    async with client_of(log) as client:
+        await post(client, "/migrations", {"request": "r1", "mode": "recompute"})
+    assert [fact.mode for fact in log.recorded if isinstance(fact, MoveRequested)] == ["recompute"]
 
 
 async def test_P18_the_same_key_survives_a_restart_of_the_api() -> None:
@@ -126,6 +135,7 @@ def fixed(log: Log) -> None:
         (None, {"request": "r1", "target": "i2", "force": True}, (422, "invalid_input")),
         (None, {"target": "i2"}, (422, "invalid_input")),
         (None, {"request": "r1", "target": ""}, (422, "invalid_input")),
+        (None, {"request": "r1", "mode": "teleport"}, (422, "invalid_input")),
     ],
 )
 async def test_a_move_that_cannot_be_is_refused_at_once(situation, body, expected) -> None:  # type: ignore[no-untyped-def]

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 import torch
 
 from midstream.control.errors import TransferFailed
-from midstream.instance.engines.vllm import calls
-from midstream.instance.engines.vllm.copier import start_copier
+from midstream.instance.engines.vllm import calls, copier
+from midstream.instance.engines.vllm.copier import PART_BYTES, parts, start_copier
 from midstream.instance.engines.vllm.copier_link import CopierLink
 from midstream.instance.engines.vllm.kv_memory import DirectMemory, StagedMemory
 from tests.instance.engines.vllm.proxy import VllmLink
@@ -131,3 +132,23 @@ async def test_P13_a_worker_that_is_gone_fails_calls_at_once(tmp_path: Path) -> 
         assert isinstance(waiting.exception(), TransferFailed)
         with pytest.raises(TransferFailed):
             await a.link.all(calls.HangUp(channel="x"))
+
+
+def test_only_a_copy_with_pauses_is_cut_into_parts() -> None:
+    assert list(parts(5, PART_BYTES // 2, 0.25)) == [range(2), range(2, 4), range(4, 5)]
+    assert list(parts(3, 2 * PART_BYTES, 0.25)) == [range(1), range(1, 2), range(2, 3)]
+    assert list(parts(5, PART_BYTES // 2, 1.0)) == [range(5)]
+    assert list(parts(0, 1, 1.0)) == list(parts(0, 1, 0.25)) == []
+
+
+async def test_P05_a_copy_with_pauses_arrives_whole(sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copier, "PART_BYTES", 1)
+    a, b = sides
+    for number, tensor in enumerate(a.tensors):
+        tensor[2], tensor[3], tensor[4] = 10 + number, 20 + number, 30 + number
+    await b.link.all(calls.Expect(handle="h", first=0, block_ids=(7, 5, 1)))
+    (done,) = await a.link.all(msgspec.structs.replace(send(b.link.addresses, "h", (2, 3, 4)), share=0.25))
+    assert done.copied_bytes == 3 * LAYERS * 4 * 8 * 2
+    await b.link.all(calls.Forget(handle="h", is_kept=True))
+    for number, tensor in enumerate(b.tensors):
+        assert [int(tensor[place, 0, 0]) for place in (7, 5, 1)] == [10 + number, 20 + number, 30 + number]

@@ -79,6 +79,11 @@ def test_an_eager_engine_on_a_cpu_compiles_nothing_when_logprobs_are_first_asked
     assert "TORCHDYNAMO_DISABLE" not in read["objects"][3]
 
 
+def test_engines_that_share_a_machine_are_not_all_bound_to_its_same_cores(read: dict[str, object]) -> None:
+    assert read["sized"][3]["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in read["bare"][3]
+
+
 def test_flags_arrive_as_vllm_reads_them(read: dict[str, object]) -> None:
     found = args_of(read["flags"])
     assert (found["max_model_len"], found["dtype"], found["enable_prefix_caching"]) == (2_000, "float32", False)
