@@ -66,10 +66,7 @@ def _order_to(state: State, room: Room, draft: Draft, operation: OperationView, 
         return "target_down", f"{name} is silent"
     blocks = blocks_needed(view, target.fingerprint.block_tokens)
     if not room.fits(target, blocks):
-        return "target_full", (
-            f"{name} has {room.blocks_left(target)} blocks and {room.slots_left(target)} slots left; "
-            f"{view.request} needs {blocks} blocks"
-        )
+        return room.full(target, blocks)
     if not room.is_at_limit(name):
         _order(draft, operation, view, ((name, room.freeness(target)),), blocks)
     return None

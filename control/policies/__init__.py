@@ -28,13 +28,19 @@ __all__ = [
 _HERE: Final = "midstream.control.policies"
 
 DISPATCH: Final = {
+    "flood": f"{_HERE}.dispatch_flood",
     "freeness": f"{_HERE}.dispatch_freeness",
+    "least_kv": f"{_HERE}.dispatch_least_kv",
+    "least_requests": f"{_HERE}.dispatch_least_requests",
     "round_robin": f"{_HERE}.dispatch_round_robin",
+    "session_affinity": f"{_HERE}.dispatch_session_affinity",
 }
 """Dispatch policies: name to module."""
 
 MOVES: Final = {
     "balance": f"{_HERE}.moves_balance",
+    "consolidate": f"{_HERE}.moves_consolidate",
+    "defragment": f"{_HERE}.moves_defragment",
     "drain": f"{_HERE}.moves_drain",
     "none": f"{_HERE}.moves_none",
 }
@@ -54,9 +60,13 @@ def move_policy(name: str) -> MovePolicy:
 
 
 def choose(state: State, wanted: DispatchWanted, in_flight: Mapping[str, InFlight], turn: int) -> DispatchChoice | None:
-    """Choose an instance by the dispatch policy in force; `None` if no instance may take the request."""
+    """Choose an instance by the dispatch policy in force; `None` if no instance may take the request.
+
+    Raises `UnknownThing` or `BadInput` if that policy or its parameters are not known here.
+    """
     configured = state.policies.dispatch
-    return dispatch_policy(configured.name).choose(state, wanted, in_flight, configured.params, turn)
+    policy = dispatch_policy(configured.name)
+    return policy.choose(state, wanted, in_flight, policy.params(configured.params), turn)
 
 
 def check(settings: PolicySettings) -> None:
