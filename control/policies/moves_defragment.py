@@ -61,7 +61,7 @@ def _is_stuck(room: Room, view: InstanceView) -> bool:
 
 
 def _serve(state: State, room: Room, source: InstanceView, targets: Targets, params: Params) -> Iterator[Proposal]:
-    for view in line(state, room, source):
+    for place, view in enumerate(line(state, room, source)):
         if not _is_stuck(room, source) or _is_done(room, source):
             return
         if not room.may_leave(view):
@@ -69,7 +69,7 @@ def _serve(state: State, room: Room, source: InstanceView, targets: Targets, par
         places = Packing(room, targets, source, params.keep).place(view)
         if places:
             yield _proposal(view, source, places, f"{_lack(room, source)}; {view.request}, which waits, has room there")
-        elif room.blocks_after(source) < 0:
+        elif place == 0 and room.blocks_after(source) < 0:
             yield from _make_room(state, room, source, targets, params)
 
 
