@@ -180,7 +180,9 @@ class Room:
             and pair_problem(source, target) is None
         )
 
-    def target_problem(self, view: RequestView, source: InstanceView, target: InstanceView) -> Problem | None:
+    def target_problem(
+        self, view: RequestView, source: InstanceView, target: InstanceView, *, blocks: int, may_return: bool = False
+    ) -> Problem | None:
         """Why no policy may move this request there now: in words what `may_pair`, `is_return` and `fits` ask."""
         name = target.owner.instance
         problem = pair_problem(source, target)
@@ -189,12 +191,11 @@ class Room:
         if not self.is_up(target):
             return "target_down", f"{name} is silent"
         if self.is_at_limit(name):
-            return "target_busy", f"{name} takes part in {self._accounts[name].moves} moves"
+            return "target_busy", f"{name} takes part in as many moves as it may"
         if self._is_excluded(source, name):
             return "pair_excluded", f"{source.owner.instance} could not reach {name} a short while ago"
-        if self.is_return(view, name):
+        if not may_return and self.is_return(view, name):
             return "ping_pong", f"{view.request} has just come from {name}"
-        blocks = blocks_needed(view, target.fingerprint.block_tokens)
         return None if self.fits(target, blocks) else self.full(target, blocks)
 
     def full(self, target: InstanceView, blocks: int) -> Problem:
