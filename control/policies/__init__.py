@@ -34,6 +34,7 @@ DISPATCH: Final = {
     "least_requests": f"{_HERE}.dispatch_least_requests",
     "round_robin": f"{_HERE}.dispatch_round_robin",
     "session_affinity": f"{_HERE}.dispatch_session_affinity",
+    "slo": f"{_HERE}.dispatch_slo",
 }
 """Dispatch policies: name to module."""
 
