@@ -32,6 +32,7 @@ DISPATCH: Final = {
     "freeness": f"{_HERE}.dispatch_freeness",
     "least_kv": f"{_HERE}.dispatch_least_kv",
     "least_requests": f"{_HERE}.dispatch_least_requests",
+    "prefix_affinity": f"{_HERE}.dispatch_prefix_affinity",
     "round_robin": f"{_HERE}.dispatch_round_robin",
     "session_affinity": f"{_HERE}.dispatch_session_affinity",
     "slo": f"{_HERE}.dispatch_slo",

@@ -82,6 +82,8 @@ class DispatchPolicy(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     params_type: type[msgspec.Struct]
     choose: Callable[[State, DispatchWanted, Mapping[str, InFlight], Any, int], DispatchChoice | None]
+    needs_cached: bool = False
+    """Does it read `DispatchWanted.cached`: only then gateways follow the caches."""
 
     def params(self, given: Mapping[str, Any]) -> Any:
         """Typed parameters. Raises `BadInput`."""
