@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import pytest
+
 from midstream.api.gateway.prefixes import PrefixIndex
-from midstream.control.ids import Owner
+from midstream.control.ids import Node, Owner
+from midstream.control.state import PolicyChoice, PolicySettings
 from midstream.instance.engines.prefixes import PrefixLog
-from midstream.migration.protocol.messages import CacheChange
+from midstream.migration.protocol.messages import AnyMessage, CacheChange, Ping, Pong, RequestSpec, Sampling
 from midstream.migration.protocol.prefixes import prefix_keys
+from tests.api.gateway.test_owners import Instance, Scene, play
 from tests.control.fixtures import Story, owner
 
 PROMPT = tuple(range(100, 200))
@@ -69,3 +76,44 @@ def test_an_engines_log_is_followed_through_eviction() -> None:
             index.learn(owner("a"), change)
         log.removed(KEYS[3])
     assert index.cached(story.state, PROMPT) == {"a": 48}
+
+
+class Cached(Instance):
+    """An instance that tells of its cache when it is asked."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.log = PrefixLog()
+        self.asked: list[int | None] = []
+
+    async def start(self) -> Cached:
+        await super().start()
+        return self
+
+    def _receive(self, sender: Node, message: AnyMessage) -> None:
+        if isinstance(message, Ping):
+            self.asked.append(message.cache_seen)
+            cache = None if message.cache_seen is None else self.log.since(message.cache_seen)
+            self.wire.send(sender, Pong(request="", owner=self.owner, cache=cache))
+        else:
+            super()._receive(sender, message)
+
+
+@pytest.mark.parametrize("policy", ["prefix_affinity", "freeness"])
+def test_a_gateway_asks_for_caches_only_while_a_policy_reads_them(policy: str) -> None:
+    async def scene(at: Scene) -> None:
+        at.follower.state.policies = PolicySettings(dispatch=PolicyChoice(policy))
+        nodes = [await Cached(at.network, name, 1).start() for name in ("a", "b")]
+        for key in KEYS:
+            nodes[1].log.stored(key)
+        await asyncio.sleep(2.5)
+        for number in range(3):
+            at.gateway.admit(RequestSpec(request=f"r{number}", prompt=PROMPT, sampling=Sampling(max_tokens=9)))
+        await asyncio.sleep(0.1)
+        if policy == "freeness":
+            assert {seen for node in nodes for seen in node.asked} == {None}
+        else:
+            assert nodes[1].asked[-1] == len(KEYS), "what was told is not told again"
+            assert {message.request for message in nodes[1].dispatches} == {"r0", "r1", "r2"}
+
+    play(scene)
