@@ -86,7 +86,7 @@ def _choice(
     """The first of those found whose move to `target` is worth it."""
     if not room.may_pair(source, target):
         return None
-    comers = (view for view in found if not room.is_return(view, target.owner.instance))
+    comers = (view for view in found if room.may_host(view, target))
     for view in islice(comers, REQUESTS_MAX):
         if room.fits(target, blocks_needed(view, target.fingerprint.block_tokens)) and _is_worth(
             room, source, target, view, params

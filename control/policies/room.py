@@ -35,6 +35,11 @@ def blocks_needed(view: RequestView, block_tokens: int) -> int:
     return blocks_for(max(view.tokens, min(view.tokens + growth, tokens_max)), block_tokens)
 
 
+def is_large_enough(view: RequestView, target: InstanceView) -> bool:
+    """Can the target, when empty, hold all that the request may grow to."""
+    return view.prompt_tokens + view.output_tokens_max <= target.blocks_total * target.fingerprint.block_tokens
+
+
 def pair_problem(source: InstanceView, target: InstanceView) -> Problem | None:
     """Why KV can never pass from `source` to `target` as they are now."""
     name = target.owner.instance
@@ -183,7 +188,7 @@ class Room:
     def target_problem(
         self, view: RequestView, source: InstanceView, target: InstanceView, *, blocks: int, may_return: bool = False
     ) -> Problem | None:
-        """Why no policy may move this request there now: in words what `may_pair`, `is_return` and `fits` ask."""
+        """Why no policy may move this request there now: in words what `may_pair`, `may_host` and `fits` ask."""
         name = target.owner.instance
         problem = pair_problem(source, target)
         if problem is not None:
@@ -194,6 +199,8 @@ class Room:
             return "target_busy", f"{name} takes part in as many moves as it may"
         if self._is_excluded(source, name):
             return "pair_excluded", f"{source.owner.instance} could not reach {name} a short while ago"
+        if not is_large_enough(view, target):
+            return "too_small", f"{name} could not hold all that {view.request} may grow to"
         if not may_return and self.is_return(view, name):
             return "ping_pong", f"{view.request} has just come from {name}"
         return None if self.fits(target, blocks) else self.full(target, blocks)
@@ -208,6 +215,10 @@ class Room:
         """Would the move send it back where it just came from."""
         pause = PING_PONG_COOLDOWNS * self._state.policies.cooldown_ms
         return view.moved_from == target and self._now_ms - view.moved_at_ms < pause
+
+    def may_host(self, view: RequestView, target: InstanceView, *, may_return: bool = False) -> bool:
+        """May this request go to `target`, room aside: it did not just come from there, and can end there."""
+        return is_large_enough(view, target) and (may_return or not self.is_return(view, target.owner.instance))
 
     def fits(self, target: InstanceView, blocks: int) -> bool:
         """Has the target blocks and a slot for one more."""

@@ -29,7 +29,7 @@ def best(
         blocks = blocks_needed(view, target.fingerprint.block_tokens)
         if room.is_at_limit(name) or not room.fits(target, blocks):
             continue
-        if not may_return and room.is_return(view, name):
+        if not room.may_host(view, target, may_return=may_return):
             continue
         fitting.append((-freeness_with(room, target, view), name))
         if len(fitting) == FITTING_MAX:

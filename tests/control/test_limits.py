@@ -124,6 +124,12 @@ def test_P26_a_pair_that_could_not_connect_is_left_alone_and_only_that() -> None
     assert seen.moves == [("a0", "c")]
 
 
+def test_a_request_goes_only_where_it_can_also_end() -> None:
+    story = scene(1000, a=([10], []))
+    story.load(story.instance("tiny", blocks=40), blocks_free=40)
+    assert watch(story).no[("a0", "tiny")] == "too_small", "it may grow to 1,160 tokens"
+
+
 def test_silence_found_in_this_very_tick_counts() -> None:
     story = scene(1000, a=([10], []), b=([10], []))
     for _ in range(14):
