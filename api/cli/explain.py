@@ -34,7 +34,9 @@ def _move(item: dict[str, Any]) -> Iterator[str]:
     yield f"decided   at {item['decided_at']}; deciding again {again}"
     yield from _scored("weighed", item["candidates"])
     yield from _weighed("instances that could have been the target", item["targets"])
-    yield from _weighed(f"other requests on {item['source']['instance']}", item["requests"])
+    yield from _weighed(
+        f"other requests on {item['source']['instance']}, and whether they could have left", item["requests"]
+    )
     if item["refused"]:
         yield "refused in the same tick:"
     for row in item["refused"]:
