@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from midstream.api.gateway.live import Live
 from midstream.control.events import RequestDispatched
 from midstream.control.ids import Owner
-from midstream.control.policies import DispatchChoice, DispatchWanted, choose, dispatch_policy
+from midstream.control.policies import DispatchChoice, DispatchWanted, choose, needs_cached
 from midstream.control.policies.base import CANDIDATES_MAX
 from midstream.migration.plan import blocks_for
 from midstream.migration.protocol.ledger import Redispatch
@@ -49,7 +49,7 @@ class Dispatcher:
 
     def _cached(self, live: Live) -> dict[str, int]:
         """Where how much of its prompt is cached, if the policy in force wants to know."""
-        if not dispatch_policy(self._gateway.follower.state.policies.dispatch.name).needs_cached:
+        if not needs_cached(self._gateway.follower.state):
             return {}
         return self._gateway.peers.cached((*live.spec.prompt, *live.ids))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from midstream.api.gateway.prefixes import PrefixIndex
 from midstream.control.events import ConnectionLost, ConnectionRestored
 from midstream.control.ids import Node, Owner
-from midstream.control.policies import InFlight, dispatch_policy
+from midstream.control.policies import InFlight, needs_cached
 from midstream.migration.protocol.messages import Ping, Pong
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ class Peers:
 
     def _ping(self, owner: Owner) -> Ping:
         """Asks for the prefix cache only while a policy wants to know."""
-        policy = dispatch_policy(self._gateway.follower.state.policies.dispatch.name)
-        return Ping(request="", cache_seen=self.prefixes.seen(owner) if policy.needs_cached else None)
+        is_wanted = needs_cached(self._gateway.follower.state)
+        return Ping(request="", cache_seen=self.prefixes.seen(owner) if is_wanted else None)
 
     def answered(self, pong: Pong) -> None:
         """An answer to a ping: it may tell of the instance's prefix cache."""

@@ -23,6 +23,7 @@ __all__ = [
     "choose",
     "dispatch_policy",
     "move_policy",
+    "needs_cached",
 ]
 
 _HERE: Final = "midstream.control.policies"
@@ -69,6 +70,12 @@ def choose(state: State, wanted: DispatchWanted, in_flight: Mapping[str, InFligh
     configured = state.policies.dispatch
     policy = dispatch_policy(configured.name)
     return policy.choose(state, wanted, in_flight, policy.params(configured.params), turn)
+
+
+def needs_cached(state: State) -> bool:
+    """Does the dispatch policy in force read what instances have cached; one that is not known here does not."""
+    name = state.policies.dispatch.name
+    return name in DISPATCH and dispatch_policy(name).needs_cached
 
 
 def check(settings: PolicySettings) -> None:
