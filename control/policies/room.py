@@ -40,6 +40,11 @@ def is_large_enough(view: RequestView, target: InstanceView) -> bool:
     return view.prompt_tokens + view.output_tokens_max <= target.blocks_total * target.fingerprint.block_tokens
 
 
+def too_small(view: RequestView, target: InstanceView) -> Problem:
+    """In words that it cannot."""
+    return "too_small", f"{target.owner.instance} could not hold all that {view.request} may grow to"
+
+
 def pair_problem(source: InstanceView, target: InstanceView) -> Problem | None:
     """Why KV can never pass from `source` to `target` as they are now."""
     name = target.owner.instance
@@ -200,7 +205,7 @@ class Room:
         if self._is_excluded(source, name):
             return "pair_excluded", f"{source.owner.instance} could not reach {name} a short while ago"
         if not is_large_enough(view, target):
-            return "too_small", f"{name} could not hold all that {view.request} may grow to"
+            return too_small(view, target)
         if not may_return and self.is_return(view, name):
             return "ping_pong", f"{view.request} has just come from {name}"
         return None if self.fits(target, blocks) else self.full(target, blocks)

@@ -13,6 +13,8 @@ from midstream.control.events import (
     MigrationAborted,
     MigrationCommitted,
     MoveDecided,
+    MoveRejected,
+    MoveRequested,
     PolicyConfigured,
 )
 from midstream.control.policies import MOVES
@@ -128,6 +130,13 @@ def test_a_request_goes_only_where_it_can_also_end() -> None:
     story = scene(1000, a=([10], []))
     story.load(story.instance("tiny", blocks=40), blocks_free=40)
     assert watch(story).no[("a0", "tiny")] == "too_small", "it may grow to 1,160 tokens"
+    story.say("admin", MoveRequested(operation="o", request="a0", target="tiny", actor="ann"))
+    story.say("admin", MoveRequested(operation="p", request="a0", target=None, actor="ann"))
+    story.say("admin", PolicyConfigured(policies=PolicySettings(moves=()), actor="test"))
+    rejected = decide(story.state, story.next_tick()).events
+    assert [(e.operation, e.code) for e in rejected if isinstance(e, MoveRejected)] == [
+        ("o", "too_small"), ("p", "target_full"),
+    ]  # fmt: skip
 
 
 def test_silence_found_in_this_very_tick_counts() -> None:
