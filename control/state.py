@@ -184,6 +184,21 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     lost_after_ms: int = 6_000
 
 
+class Speed(msgspec.Struct, frozen=True, array_like=True):
+    """How fast one incarnation is, as `fold.speeds` learns it: weighted sums over load reports, milliseconds."""
+
+    weight: float = 0.0
+    """Reports, the older the less."""
+    running: float = 0.0
+    step_ms: float = 0.0
+    running_squared: float = 0.0
+    running_step: float = 0.0
+    prefill_ms_per_token: float = 0.0
+    """0: nothing is known yet."""
+    output_tokens: float = 0.0
+    """Mean length of outputs; 0: nothing is known yet."""
+
+
 class SourceMark(msgspec.Struct, frozen=True, array_like=True):
     """How far one source has been heard."""
 
@@ -212,6 +227,8 @@ class State(msgspec.Struct, kw_only=True):
     migrations: dict[str, MigrationView] = {}
     """Open moves, and the last `CLOSED_MAX` closed ones, in decision order."""
     operations: dict[str, OperationView] = {}
+    speeds: dict[str, Speed] = {}
+    """Instance id to what is known of its speed."""
     sources: dict[str, SourceMark] = {}
     uncarried: list[Any] = []
     """Entries since a generation opened, until its first commit replaces the tables (`fold`). Never encoded."""

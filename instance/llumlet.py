@@ -169,7 +169,9 @@ class Llumlet:
             self._gateways[sender] = self.now
         match message:
             case Ping():
-                self.wire.send(sender, Pong(request="", owner=self.me))
+                seen = message.cache_seen
+                cache = None if seen is None else self.engine.prefixes.since(seen)
+                self.wire.send(sender, Pong(request="", owner=self.me, cache=cache))
             case Pong() | Tokens():
                 logger.warning("unexpected message", sender=sender.name, kind=type(message).__name__)
             case _:

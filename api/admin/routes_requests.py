@@ -8,6 +8,8 @@ from fastapi import APIRouter, Header, Query, Response
 
 from midstream.api.admin.deps import Deps, Mover, Reader
 from midstream.api.admin.events import EventStream, Filters, check_kind, event_body, page_bytes, position_of, read
+from midstream.api.admin.explain import ENDS, move_explanation, request_explanation
+from midstream.api.admin.explain_models import MoveExplanationBody, RequestExplanationBody
 from midstream.api.admin.judge import judge_move
 from midstream.api.admin.models import (
     Accepted,
@@ -25,7 +27,7 @@ from midstream.api.admin.paging import LIMIT, Cursor, Limit, page
 from midstream.api.admin.parts import OrdersOf, PartsOf
 from midstream.api.closing import LiveResponse
 from midstream.api.problems import Problem
-from midstream.control.events import Entry, MoveRequested, RequestCancelled, RequestFailed, RequestFinished
+from midstream.control.events import Entry, MoveRequested
 from midstream.control.fold import fold
 from midstream.control.ids import START
 from midstream.control.state import MigrationView, OperationView, RequestView
@@ -33,7 +35,6 @@ from midstream.control.state import MigrationView, OperationView, RequestView
 router: Final = APIRouter()
 
 MOVE_FACTS_MAX: Final = 500
-ENDS: Final = {RequestFinished: "finished", RequestCancelled: "cancelled", RequestFailed: "failed"}
 
 Only = Annotated[str | None, Query(max_length=256)]
 
@@ -62,6 +63,12 @@ async def get_request(request: str, _: Reader, deps: Deps, story: bool = False) 
         found, status = _ended(request, entries)
     detail = RequestDetail.model_validate(found).model_copy(update={"status": status})
     return detail.model_copy(update={"story": [event_body(entry) for entry in entries]}) if story else detail
+
+
+@router.get("/requests/{request}/explain")
+async def explain_request(request: str, _: Reader, deps: Deps) -> RequestExplanationBody:
+    """Why a request is, or was, where it is: every dispatch with its scores, every move, every no."""
+    return await request_explanation(deps, request)
 
 
 @router.get("/migrations")
@@ -98,6 +105,12 @@ async def get_migration(migration: str, _: Reader, deps: Deps) -> MigrationBody:
     if view is None:
         raise Problem(404, "unknown_migration", f"there is no migration {migration[:64]!r}")
     return MigrationBody.of(view)
+
+
+@router.get("/migrations/{migration}/explain")
+async def explain_migration(migration: str, _: Reader, deps: Deps) -> MoveExplanationBody:
+    """Why a move was ordered: the rule, the candidates, and what was refused and why, by deciding its tick again."""
+    return await move_explanation(deps, migration)
 
 
 @router.post("/migrations", status_code=202)

@@ -22,8 +22,8 @@ from midstream.control.decide import decide
 from midstream.control.events import Fact, TickElapsed
 from midstream.control.fold import apply
 from midstream.control.ids import COMMIT_SOURCE, START
-from midstream.control.policies import DispatchWanted, choose
-from midstream.control.state import State
+from midstream.control.policies import DISPATCH, DispatchWanted, InFlight, choose
+from midstream.control.state import PolicyChoice, PolicySettings, State
 
 SEED: Final = 5
 FACTS: Final = 40_000
@@ -55,13 +55,18 @@ def measure() -> Measured:
         "decide_ms_p99": {str(size): rank(decide_ms(size), 0.99) for size in SIZES},
         "dispatch_ms_p99": {str(size): rank(dispatch_ms(size), 0.99) for size in DISPATCH_SIZES},
     }
+    say("dispatching by every policy ...")
+    rows = dispatch_rows()
+    summary["dispatch_ms_p99_max"] = {
+        str(size): max(row["p99_ms"] for row in rows if row["instances"] == size) for size in DISPATCH_SIZES
+    }
     with tempfile.TemporaryDirectory() as folder:
         say("committing ...")
         commits = asyncio.run(commit_ms(Path(folder) / "valkey"))
         say(f"doing nothing for {IDLE_S:g} s ...")
         idle = asyncio.run(idle_cpu(Path(folder) / "cluster"))
     summary |= {"commit_ms_p50": rank(commits, 0.5), "commit_ms_p99": rank(commits, 0.99)} | idle
-    return Measured(params=params, summary=summary, machine=found)
+    return Measured(params=params, rows=tuple(rows), summary=summary, machine=found)
 
 
 def folded_per_s() -> list[float]:
@@ -84,13 +89,30 @@ def decide_ms(instances: int) -> list[float]:
     return [best_ms(partial(decide, state, tick)) for tick in ticks]
 
 
-def dispatch_ms(instances: int) -> list[float]:
-    """Choices of an instance for a new request."""
+def dispatch_ms(instances: int, policy: str = "freeness") -> list[float]:
+    """Choices of an instance for a new request of some session, of whose prompt every fourth instance has a part."""
     state = cluster_state(instances, REQUESTS_EACH, SEED)
+    state.policies = PolicySettings(dispatch=PolicyChoice(policy))
+    cached = dict.fromkeys(list(state.instances)[::4], 512)
+    sent = {name: InFlight(2, 100) for name in list(state.instances)[::8]}
     wanted = [
-        DispatchWanted(request=f"new-{turn}", prompt_tokens=1_000, output_tokens_max=400) for turn in range(DECISIONS)
+        DispatchWanted(
+            request=f"new-{turn}", prompt_tokens=1_000, output_tokens_max=400, session=f"s-{turn}", cached=cached
+        )
+        for turn in range(DECISIONS)
     ]
-    return [best_ms(partial(choose, state, one, {}, turn)) for turn, one in enumerate(wanted)]
+    return [best_ms(partial(choose, state, one, sent, turn)) for turn, one in enumerate(wanted)]
+
+
+def dispatch_rows() -> list[dict[str, Any]]:
+    """The same for every policy."""
+    rows = []
+    for policy in DISPATCH:
+        for size in DISPATCH_SIZES:
+            times = dispatch_ms(size, policy)
+            row = {"policy": policy, "instances": size}
+            rows.append(row | {"p50_ms": rank(times, 0.5), "p99_ms": rank(times, 0.99), "max_ms": max(times)})
+    return rows
 
 
 async def commit_ms(directory: Path) -> list[float]:

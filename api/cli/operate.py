@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from midstream.api.cli.context import admin_of
+from midstream.api.cli.explain import show_move, show_request
 from midstream.api.cli.output import Output, OutputOption, column, line, show_item, show_items
 from midstream.control.errors import MidstreamError
 
@@ -90,7 +91,7 @@ def _instances() -> typer.Typer:
 
 
 def _requests() -> typer.Typer:
-    group = _group("requests", "Requests in flight.")
+    group = _group("requests", "Requests in flight: list, explain.")
 
     @group.command("list")
     def listing(
@@ -108,11 +109,19 @@ def _requests() -> typer.Typer:
         """Show one request."""
         show_item(admin_of(context).get(f"/requests/{request}"), output)
 
+    @group.command()
+    def explain(context: typer.Context, request: str, output: OutputOption = Output.table) -> None:
+        """Say why a request is, or was, where it is: every dispatch, every move, every no.
+
+        Example: midstream requests explain r-17
+        """
+        show_request(admin_of(context).get(f"/requests/{request}/explain"), output)
+
     return group
 
 
 def _migrations() -> typer.Typer:
-    group = _group("migrations", "Moves of requests: list, start, watch.")
+    group = _group("migrations", "Moves of requests: list, start, watch, explain.")
 
     @group.command("list")
     def listing(context: typer.Context, limit: Limit = None, output: OutputOption = Output.table) -> None:
@@ -123,6 +132,14 @@ def _migrations() -> typer.Typer:
     def get(context: typer.Context, migration: str, output: OutputOption = Output.table) -> None:
         """Show one move."""
         show_item(admin_of(context).get(f"/migrations/{migration}"), output)
+
+    @group.command()
+    def explain(context: typer.Context, migration: str, output: OutputOption = Output.table) -> None:
+        """Say why a move was ordered: the rule, the candidates, what was refused and why.
+
+        Example: midstream migrations explain m-1764579000123-17-0
+        """
+        show_move(admin_of(context).get(f"/migrations/{migration}/explain"), output)
 
     @group.command()
     def start(

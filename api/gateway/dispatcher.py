@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from midstream.api.gateway.live import Live
 from midstream.control.events import RequestDispatched
 from midstream.control.ids import Owner
-from midstream.control.policies import DispatchChoice, DispatchWanted, choose
+from midstream.control.policies import DispatchChoice, DispatchWanted, choose, needs_cached
 from midstream.control.policies.base import CANDIDATES_MAX
 from midstream.migration.plan import blocks_for
 from midstream.migration.protocol.ledger import Redispatch
@@ -29,6 +29,7 @@ class Dispatcher:
     def choose(self, live: Live) -> DispatchChoice | None:
         """An instance for the request; one that just refused it only when there is no other."""
         gateway, spec = self._gateway, live.spec
+        cached = self._cached(live)
         for exclude in (frozenset(live.avoid), frozenset[str]()):
             wanted = DispatchWanted(
                 request=spec.request,
@@ -37,12 +38,20 @@ class Dispatcher:
                 priority=spec.priority,
                 model=spec.model or None,
                 exclude=exclude | gateway.peers.silent(),
+                session=spec.session,
+                cached=cached,
             )
             choice = choose(gateway.follower.state, wanted, gateway.peers.in_flight(), self._turn)
             if choice is not None or not exclude:
                 self._turn += choice is not None
                 return choice
         return None
+
+    def _cached(self, live: Live) -> dict[str, int]:
+        """Where how much of its prompt is cached, if the policy in force wants to know."""
+        if not needs_cached(self._gateway.follower.state):
+            return {}
+        return self._gateway.peers.cached((*live.spec.prompt, *live.ids))
 
     def dispatch(self, live: Live, choice: DispatchChoice, cause: str) -> None:
         """Give the request to the chosen instance, as a fact and as the ledger's next epoch."""

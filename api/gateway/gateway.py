@@ -188,6 +188,7 @@ class Gateway:
         """One message from an instance."""
         self.peers.heard(sender)
         if isinstance(message, Pong):
+            self.peers.answered(message)
             return
         if not isinstance(message, Heard):
             logger.warning("unexpected message", sender=sender.name, kind=type(message).__name__)
@@ -344,6 +345,7 @@ class Gateway:
 
     def lose(self, owner: Owner) -> None:
         """An incarnation is gone: every request it owned looks for a new owner."""
+        self.peers.prefixes.forget(owner.instance)
         for live in list(self.live.values()):
             if live.ledger.owner == owner:
                 self.feed(live, OwnerLost(owner))

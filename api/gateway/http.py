@@ -47,6 +47,10 @@ OPEN_MAX: Final = 2_048
 logger = structlog.get_logger(__name__)
 
 
+SESSION_CHARS_MAX: Final = 256
+"""Of the session that a client names."""
+
+
 class FaceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What one HTTP face needs to know. `gateway` and `incarnation` make its request ids unique for ever."""
 
@@ -77,13 +81,13 @@ class Face:
         """`POST /v1/completions`."""
         asked = read_request(await self._body(request), CompletionAsked)
         prompt = prompt_ids(asked.prompt, self._tokenizer.encode, self.settings.vocabulary)
-        return self._respond(asked, prompt, COMPLETION_TOKENS_DEFAULT, closing)
+        return self._respond(asked, prompt, COMPLETION_TOKENS_DEFAULT, session_of(request), closing)
 
     async def chat(self, request: Request, closing: Closing) -> Response:
         """`POST /v1/chat/completions`."""
         asked = read_request(await self._body(request), ChatAsked)
         prompt = self._tokenizer.encode(chat_text(asked.messages))
-        return self._respond(asked, prompt, OUTPUT_TOKENS_DEFAULT, closing)
+        return self._respond(asked, prompt, OUTPUT_TOKENS_DEFAULT, session_of(request), closing)
 
     def models(self) -> dict[str, Any]:
         """`GET /v1/models`."""
@@ -99,7 +103,9 @@ class Face:
             raise Invalid("unsupported_media_type", "the body must be application/json", status=415)
         return await request.body()
 
-    def _respond(self, asked: Asked, prompt: tuple[int, ...], tokens_default: int, closing: Closing) -> Response:
+    def _respond(
+        self, asked: Asked, prompt: tuple[int, ...], tokens_default: int, session: str, closing: Closing
+    ) -> Response:
         if asked.model not in self.gateway.models:
             raise Invalid("model_not_found", f"the model {asked.model[:64]!r} does not exist", "model", status=404)
         if closing.has_begun:
@@ -108,10 +114,12 @@ class Face:
             raise Problem(429, "overloaded", "too many requests are open", {"Retry-After": "1"})
         self._count += 1
         name = f"r-{self.settings.gateway}-{self.settings.incarnation}-{self._count}"
-        specs = [self._spec(asked, prompt, name, index, tokens_default) for index in range(asked.n)]
+        specs = [self._spec(asked, prompt, name, index, tokens_default, session) for index in range(asked.n)]
         return LiveResponse(self._exchange(asked, specs, name), closing)
 
-    def _spec(self, asked: Asked, prompt: tuple[int, ...], name: str, index: int, tokens_default: int) -> RequestSpec:
+    def _spec(
+        self, asked: Asked, prompt: tuple[int, ...], name: str, index: int, tokens_default: int, session: str
+    ) -> RequestSpec:
         return RequestSpec(
             request=name if asked.n == 1 else f"{name}.{index}",
             prompt=prompt,
@@ -124,6 +132,7 @@ class Face:
             ),
             priority=asked.priority,
             arrival_ms=self._clock.now_ms(),
+            session=session,
         )
 
     def _exchange(self, asked: Asked, specs: list[RequestSpec], name: str) -> Exchange:
@@ -140,6 +149,11 @@ class Face:
         choices = [Choice(stops=asked.stops, min_tokens=asked.min_tokens) for _ in specs]
         kind = StreamedExchange if asked.stream else WholeExchange
         return kind(self.gateway, specs, choices, renderer=renderer, look=look, metrics=self.metrics)
+
+
+def session_of(request: Request) -> str:
+    """What the client says belongs together: the header that vLLM reads too."""
+    return request.headers.get("x-session-id", "")[:SESSION_CHARS_MAX]
 
 
 def create_openai_app(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from midstream.api.gateway.prefixes import PrefixIndex
 from midstream.control.events import ConnectionLost, ConnectionRestored
 from midstream.control.ids import Node, Owner
-from midstream.control.policies import InFlight
-from midstream.migration.protocol.messages import Ping
+from midstream.control.policies import InFlight, needs_cached
+from midstream.migration.protocol.messages import Ping, Pong
 
 if TYPE_CHECKING:
     from midstream.api.gateway.gateway import Gateway
@@ -43,6 +45,7 @@ class Peers:
         self._gateway = gateway
         self._peers: dict[str, Peer] = {}
         self._pending: dict[str, dict[str, Pending]] = {}
+        self.prefixes = PrefixIndex()
 
     # --- who is there ------------------------------------------------------------------------
 
@@ -93,9 +96,23 @@ class Peers:
         while True:
             self._learn_from_log()
             for name, peer in list(self._peers.items()):
-                gateway.wire.send(peer.node, Ping(request=""))
+                gateway.wire.send(peer.node, self._ping(Owner(name, peer.node.incarnation)))
                 self._judge(Owner(name, peer.node.incarnation), peer)
             await asyncio.sleep(s.ping_ms / 1e3)
+
+    def _ping(self, owner: Owner) -> Ping:
+        """Asks for the prefix cache only while a policy wants to know."""
+        is_wanted = needs_cached(self._gateway.follower.state)
+        return Ping(request="", cache_seen=self.prefixes.seen(owner) if is_wanted else None)
+
+    def answered(self, pong: Pong) -> None:
+        """An answer to a ping: it may tell of the instance's prefix cache."""
+        if pong.cache is not None and self.is_current(pong.owner):
+            self.prefixes.learn(pong.owner, pong.cache)
+
+    def cached(self, tokens: Sequence[int]) -> dict[str, int]:
+        """Instance to leading tokens in its prefix cache, as far as it told."""
+        return self.prefixes.cached(self._gateway.follower.state, tokens)
 
     def _learn_from_log(self) -> None:
         for view in self._gateway.follower.state.instances.values():

@@ -5,30 +5,30 @@ The tick brings the time and the seed, so the log alone determines every decisio
 
 from __future__ import annotations
 
-from midstream.control.decide.draft import Decision, Draft
+from midstream.control.decide.draft import Decision, Draft, Watch
 from midstream.control.decide.manual import answer_requests
 from midstream.control.decide.rng import SplitMix
 from midstream.control.decide.verdicts import drained, health, is_down_verdict, stuck
 from midstream.control.events import TickElapsed
 from midstream.control.policies import move_policy
 from midstream.control.policies.base import MovePolicy, Proposal
-from midstream.control.policies.room import Room
+from midstream.control.policies.room import Problem, Room
 from midstream.control.state import State
 
-__all__ = ["Decision", "decide"]
+__all__ = ["Decision", "Watch", "decide"]
 
 
-def decide(state: State, tick: TickElapsed) -> Decision:
+def decide(state: State, tick: TickElapsed, watch: Watch | None = None) -> Decision:
     """Decide at one tick. Reads the state, changes nothing; equal arguments give equal decisions.
 
     In order: verdicts on health, moves asked for by hand, drains that are done, moves that got stuck, then the
-    policies' moves within the limits that all of them share. Raises `UnknownThing` or `BadInput` if the policies in
-    force are not known here.
+    policies' moves within the limits that all of them share. `watch` is told of every move ordered or refused on the
+    way, and changes nothing. Raises `UnknownThing` or `BadInput` if the policies in force are not known here.
     """
     verdicts = health(state, tick.now_ms)
     down = frozenset(v.owner.instance for v in verdicts if is_down_verdict(v))
     room = Room(state, tick.now_ms, down)
-    draft = Draft(state, tick, room)
+    draft = Draft(state, tick, room, watch)
     draft.say(verdicts)
     answer_requests(state, room, draft)
     draft.say(drained(state, room))
@@ -45,23 +45,24 @@ def _follow_policies(state: State, room: Room, draft: Draft) -> None:
         for proposal in policy.propose(state, room, draft.tick.now_ms, params, rng):
             if room.moves_left <= 0:
                 return
-            if _is_allowed(state, room, policy, proposal):
+            problem = _problem(state, room, policy, proposal)
+            if problem is None:
                 draft.order(proposal, policy=policy.name, version=policy.version, params=params)
+            else:
+                draft.refuse(proposal, policy=policy.name, problem=problem)
 
 
-def _is_allowed(state: State, room: Room, policy: MovePolicy, proposal: Proposal) -> bool:
+def _problem(state: State, room: Room, policy: MovePolicy, proposal: Proposal) -> Problem | None:
     """The limits no policy can talk its way around: cool-down, ping-pong, moves per instance, room, geometry."""
     view = state.requests.get(proposal.request)
     target = state.instances.get(proposal.target)
     source = None if view is None else state.instances.get(view.owner.instance)
     if view is None or source is None or target is None:
-        return False
-    return (
-        view.owner == source.owner
-        and room.is_up(source)
-        and not room.is_at_limit(source.owner.instance)
-        and room.may_leave(view)
-        and room.may_pair(source, target)
-        and (policy.may_return or not room.is_return(view, proposal.target))
-        and room.fits(target, proposal.blocks_needed)
+        return "unknown", f"{proposal.request}, its instance or {proposal.target} is not known"
+    if view.owner != source.owner or not room.is_up(source):
+        return "source_down", f"{view.owner}, which holds {view.request}, is not up"
+    if room.is_at_limit(source.owner.instance):
+        return "source_busy", f"{source.owner.instance} takes part in as many moves as it may"
+    return room.stay_problem(view) or room.target_problem(
+        view, source, target, blocks=proposal.blocks_needed, may_return=policy.may_return
     )

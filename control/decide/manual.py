@@ -7,7 +7,7 @@ from typing import Final
 from midstream.control.decide.draft import Draft
 from midstream.control.events import MoveRejected
 from midstream.control.policies.base import NoParams, Proposal
-from midstream.control.policies.room import Problem, Room, blocks_needed, pair_problem
+from midstream.control.policies.room import Problem, Room, blocks_needed, is_large_enough, pair_problem, too_small
 from midstream.control.policies.targets import best, ranked
 from midstream.control.state import InstanceView, OperationView, RequestView, State
 
@@ -64,12 +64,11 @@ def _order_to(state: State, room: Room, draft: Draft, operation: OperationView, 
         return problem
     if not room.is_up(target):
         return "target_down", f"{name} is silent"
+    if not is_large_enough(view, target):
+        return too_small(view, target)
     blocks = blocks_needed(view, target.fingerprint.block_tokens)
     if not room.fits(target, blocks):
-        return "target_full", (
-            f"{name} has {room.blocks_left(target)} blocks and {room.slots_left(target)} slots left; "
-            f"{view.request} needs {blocks} blocks"
-        )
+        return room.full(target, blocks)
     if not room.is_at_limit(name):
         _order(draft, operation, view, ((name, room.freeness(target)),), blocks)
     return None

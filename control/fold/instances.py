@@ -24,6 +24,7 @@ from midstream.control.events import (
     RequestsReported,
 )
 from midstream.control.fold import operations
+from midstream.control.fold.speeds import learn_step
 from midstream.control.ids import Owner
 from midstream.control.state import InstanceView, Load, State
 
@@ -73,6 +74,7 @@ def _registered(state: State, fact: Fact, event: InstanceRegistered) -> None:
         reported_at_ms=state.last_tick_ms,
     )
     state.placed.setdefault(owner.instance, {})
+    state.speeds.pop(owner.instance, None)
     if known is None:
         _forget_gone(state)
 
@@ -82,6 +84,7 @@ def _load_reported(state: State, fact: Fact, event: LoadReported) -> None:
     view = state.instances.get(owner.instance)
     if view is not None and view.owner.incarnation == owner.incarnation:
         state.instances[owner.instance] = replace(view, load=event.load, reported_at_ms=state.last_tick_ms)
+        learn_step(state, event)
 
 
 def _requests_reported(state: State, fact: Fact, event: RequestsReported) -> None:
@@ -167,6 +170,7 @@ def _forget_gone(state: State) -> None:
     for name in gone[: max(0, len(gone) - INSTANCES_GONE_MAX)]:
         del state.instances[name]
         state.placed.pop(name, None)
+        state.speeds.pop(name, None)
 
 
 HANDLERS: Final[dict[type[Event], Callable[[State, Fact, Any], None]]] = {

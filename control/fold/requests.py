@@ -17,6 +17,7 @@ from midstream.control.events import (
     RunsDropped,
 )
 from midstream.control.fold.instances import withdraw_witness
+from midstream.control.fold.speeds import learn_request
 from midstream.control.state import RequestView, State
 
 GATEWAY_PREFIX: Final = "gateway/"
@@ -91,6 +92,8 @@ def _ended(state: State, fact: Fact, event: RequestFinished | RequestCancelled |
     view = state.requests.pop(event.request, None)
     if view is not None:
         unplace(state, view)
+        if isinstance(event, RequestFinished) and event.owner.instance in state.instances:
+            learn_request(state, event, view)
 
 
 def _runs_dropped(state: State, fact: Fact, event: RunsDropped) -> None:

@@ -23,18 +23,27 @@ __all__ = [
     "choose",
     "dispatch_policy",
     "move_policy",
+    "needs_cached",
 ]
 
 _HERE: Final = "midstream.control.policies"
 
 DISPATCH: Final = {
+    "flood": f"{_HERE}.dispatch_flood",
     "freeness": f"{_HERE}.dispatch_freeness",
+    "least_kv": f"{_HERE}.dispatch_least_kv",
+    "least_requests": f"{_HERE}.dispatch_least_requests",
+    "prefix_affinity": f"{_HERE}.dispatch_prefix_affinity",
     "round_robin": f"{_HERE}.dispatch_round_robin",
+    "session_affinity": f"{_HERE}.dispatch_session_affinity",
+    "slo": f"{_HERE}.dispatch_slo",
 }
 """Dispatch policies: name to module."""
 
 MOVES: Final = {
     "balance": f"{_HERE}.moves_balance",
+    "consolidate": f"{_HERE}.moves_consolidate",
+    "defragment": f"{_HERE}.moves_defragment",
     "drain": f"{_HERE}.moves_drain",
     "none": f"{_HERE}.moves_none",
 }
@@ -54,9 +63,19 @@ def move_policy(name: str) -> MovePolicy:
 
 
 def choose(state: State, wanted: DispatchWanted, in_flight: Mapping[str, InFlight], turn: int) -> DispatchChoice | None:
-    """Choose an instance by the dispatch policy in force; `None` if no instance may take the request."""
+    """Choose an instance by the dispatch policy in force; `None` if no instance may take the request.
+
+    Raises `UnknownThing` or `BadInput` if that policy or its parameters are not known here.
+    """
     configured = state.policies.dispatch
-    return dispatch_policy(configured.name).choose(state, wanted, in_flight, configured.params, turn)
+    policy = dispatch_policy(configured.name)
+    return policy.choose(state, wanted, in_flight, policy.params(configured.params), turn)
+
+
+def needs_cached(state: State) -> bool:
+    """Does the dispatch policy in force read what instances have cached; one that is not known here does not."""
+    name = state.policies.dispatch.name
+    return name in DISPATCH and dispatch_policy(name).needs_cached
 
 
 def check(settings: PolicySettings) -> None:

@@ -56,6 +56,10 @@ class DispatchWanted(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     model: str | None = None
     exclude: frozenset[str] = frozenset()
+    session: str = ""
+    """What the client says belongs together; empty: nothing."""
+    cached: Mapping[str, int] = {}
+    """Instance to leading prompt tokens that its prefix cache holds, where that is known and not 0."""
 
 
 class DispatchChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,14 +74,16 @@ class DispatchChoice(msgspec.Struct, frozen=True, kw_only=True):
 class DispatchPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """A way to choose an instance for a new request.
 
-    `choose(state, wanted, in_flight, params, turn)`: `turn` is the gateway's count of dispatches; `None` if
-    no instance may take the request.
+    `choose(state, wanted, in_flight, params, turn)`: `params` are of `params_type`, `turn` is the gateway's count of
+    dispatches; `None` if no instance may take the request.
     """
 
     name: str
     version: int
     params_type: type[msgspec.Struct]
-    choose: Callable[[State, DispatchWanted, Mapping[str, InFlight], Mapping[str, Any], int], DispatchChoice | None]
+    choose: Callable[[State, DispatchWanted, Mapping[str, InFlight], Any, int], DispatchChoice | None]
+    needs_cached: bool = False
+    """Does it read `DispatchWanted.cached`: only then gateways follow the caches."""
 
     def params(self, given: Mapping[str, Any]) -> Any:
         """Typed parameters. Raises `BadInput`."""

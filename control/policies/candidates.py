@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from midstream.control.policies.base import DispatchWanted
+from midstream.control.policies.room import Problem
 from midstream.control.state import InstanceView, State
 
 
@@ -27,6 +28,24 @@ def _is_right(view: InstanceView, wanted: DispatchWanted) -> bool:
         and view.owner.instance not in wanted.exclude
         and (wanted.model is None or wanted.model == view.fingerprint.model)
     )
+
+
+def candidate_problem(view: InstanceView, prompt_tokens: int, output_tokens_max: int) -> Problem | None:
+    """Why an instance is no candidate, or only for want of a better one: in words what `candidates` asks."""
+    name = view.owner.instance
+    if view.health not in ("up", "suspect"):
+        return "down", f"{name} is {view.health}"
+    if view.is_draining:
+        return "draining", f"{name} is draining"
+    if view.health == "suspect":
+        return "suspect", f"{name} is silent: only if all are"
+    holds = view.blocks_total * view.fingerprint.block_tokens
+    if prompt_tokens + output_tokens_max > holds:
+        return (
+            "too_small",
+            f"{name} can hold {holds} tokens, the request may grow to {prompt_tokens + output_tokens_max}",
+        )
+    return None
 
 
 def _prefer(views: list[InstanceView], test: Callable[[InstanceView], bool]) -> list[InstanceView]:

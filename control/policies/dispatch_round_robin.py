@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from midstream.control.policies.base import DispatchChoice, DispatchPolicy, DispatchWanted, InFlight, NoParams
 from midstream.control.policies.candidates import candidates
@@ -11,7 +10,7 @@ from midstream.control.state import State
 
 
 def choose(
-    state: State, wanted: DispatchWanted, in_flight: Mapping[str, InFlight], params: Mapping[str, Any], turn: int
+    state: State, wanted: DispatchWanted, in_flight: Mapping[str, InFlight], params: NoParams, turn: int
 ) -> DispatchChoice | None:
     """k x n dispatches over n unchanging instances hit each k times."""
     views = candidates(state, wanted)

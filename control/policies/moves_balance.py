@@ -8,14 +8,14 @@ more room, all together, than `cost_per_move` + `cost_per_block` x b blocks, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from midstream.control.policies.base import MovePolicy, Proposal, Rng
-from midstream.control.policies.freeness_math import freeness_of
+from midstream.control.policies.leavers import RequestChoice, gain_blocks, leavers
 from midstream.control.policies.room import Room, blocks_needed
 from midstream.control.state import InstanceView, RequestView, State
 
@@ -36,7 +36,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Sources have less than this."""
     high: float = 30.0
     """Targets have more than this."""
-    request: Literal["last_come", "first_come", "longest", "shortest", "cheapest"] = "cheapest"
+    request: RequestChoice = "cheapest"
     """Which request leaves. `cheapest`: fewest blocks to copy for each block of freeness that the source gains."""
     cost_per_move: float = 1.0
     """What the pause and the orders of one move are worth, in blocks of room: a one-block request stays."""
@@ -52,9 +52,9 @@ def propose(state: State, room: Room, now_ms: int, params: Params, rng: Rng) -> 
     for source in sources[:SOURCES_MAX]:
         if room.moves_left <= 0 or not targets:
             return
-        leavers = _leavers(state, room, source[1], params)
+        found = leavers(state, room, source[1], params.request)
         for index, target in enumerate(targets[:PARTNERS_MAX]):
-            view = _choice(room, source[1], target[1], leavers, params)
+            view = _choice(room, source[1], target[1], found, params)
             if view is not None:
                 del targets[index]
                 yield _proposal(view, source, target, params)
@@ -80,62 +80,23 @@ def _proposal(
     )
 
 
-def _leavers(state: State, room: Room, source: InstanceView, params: Params) -> list[RequestView]:
-    """The requests of a source that may leave it, in the order wanted."""
-    placed = (state.requests[name] for name in state.placed.get(source.owner.instance, ()))
-    running = (v for v in placed if v.owner == source.owner and v.blocks > 0 and not v.is_waiting)
-    leavers = [view for view in running if room.may_leave(view)]
-    if params.request == "last_come":
-        leavers.reverse()
-    elif params.request != "first_come":
-        leavers.sort(key=_order(room, source, params.request))
-    return leavers
-
-
 def _choice(
-    room: Room, source: InstanceView, target: InstanceView, leavers: list[RequestView], params: Params
+    room: Room, source: InstanceView, target: InstanceView, found: list[RequestView], params: Params
 ) -> RequestView | None:
-    """The first of the leavers whose move to `target` is worth it."""
+    """The first of those found whose move to `target` is worth it."""
     if not room.may_pair(source, target):
         return None
-    comers = (view for view in leavers if not room.is_return(view, target.owner.instance))
+    comers = (view for view in found if room.may_host(view, target))
     for view in islice(comers, REQUESTS_MAX):
         if room.fits(target, blocks_needed(view, target.fingerprint.block_tokens)) and _is_worth(
-            room, source, target, view.blocks, params
+            room, source, target, view, params
         ):
             return view
     return None
 
 
-def _order(room: Room, source: InstanceView, choice: str) -> Callable[[RequestView], tuple[float, str]]:
-    if choice == "longest":
-        return lambda view: (-view.tokens, view.request)
-    if choice == "shortest":
-        return lambda view: (view.tokens, view.request)
-    return lambda view: (_price(room, source, view.blocks), view.request)
-
-
-def _price(room: Room, source: InstanceView, blocks: int) -> float:
-    """Blocks to copy for each block of freeness that the source gains."""
-    gain = _without(room, source, blocks) - room.freeness(source)
-    return blocks / gain if gain > 0 else float("inf")
-
-
-def _batch_without(room: Room, source: InstanceView) -> int:
-    return max(room.batch_after(source) - 1, 1 if source.load.waiting else 0)
-
-
-def _without(room: Room, source: InstanceView, blocks: int) -> float:
-    return freeness_of(room.blocks_after(source) + blocks, _batch_without(room, source))
-
-
-def _is_worth(room: Room, source: InstanceView, target: InstanceView, blocks: int, params: Params) -> bool:
-    source_after = _without(room, source, blocks)
-    target_after = freeness_of(room.blocks_after(target) - blocks, room.batch_after(target) + 1)
-    if target_after < source_after:
-        return False
-    gain = (source_after - room.freeness(source)) * _batch_without(room, source)
-    return gain > params.cost_per_move + params.cost_per_block * blocks
+def _is_worth(room: Room, source: InstanceView, target: InstanceView, view: RequestView, params: Params) -> bool:
+    return gain_blocks(room, source, target, view) > params.cost_per_move + params.cost_per_block * view.blocks
 
 
 POLICY = MovePolicy(name="balance", version=1, params_type=Params, propose=propose)

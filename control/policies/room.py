@@ -15,6 +15,9 @@ from midstream.migration.plan import PlanLimits, blocks_for
 HEADROOM_TOKENS: Final = PlanLimits().headroom_tokens
 """Tokens a request may grow by while it is copied; the target needs blocks for them."""
 
+FAILED_STAGES: Final = frozenset({"aborted", "refused"})
+"""Ends of a move that moved nothing: repeated at once it would fail again, so its request rests too."""
+
 PING_PONG_COOLDOWNS: Final = 2
 """A request does not return to the instance it came from within so many cool-downs (P23)."""
 
@@ -30,6 +33,16 @@ def blocks_needed(view: RequestView, block_tokens: int) -> int:
     growth = 1 if view.is_waiting else HEADROOM_TOKENS
     tokens_max = view.prompt_tokens + view.output_tokens_max
     return blocks_for(max(view.tokens, min(view.tokens + growth, tokens_max)), block_tokens)
+
+
+def is_large_enough(view: RequestView, target: InstanceView) -> bool:
+    """Can the target, when empty, hold all that the request may grow to."""
+    return view.prompt_tokens + view.output_tokens_max <= target.blocks_total * target.fingerprint.block_tokens
+
+
+def too_small(view: RequestView, target: InstanceView) -> Problem:
+    """In words that it cannot."""
+    return "too_small", f"{target.owner.instance} could not hold all that {view.request} may grow to"
 
 
 def pair_problem(source: InstanceView, target: InstanceView) -> Problem | None:
@@ -50,14 +63,15 @@ def pair_problem(source: InstanceView, target: InstanceView) -> Problem | None:
 class _Account:
     """Moves of one instance that have no outcome yet."""
 
-    __slots__ = ("blocks_in", "blocks_out", "moves", "requests_in", "requests_out")
+    __slots__ = ("blocks_in", "blocks_out", "moves", "requests_in", "running_out", "waiting_out")
 
     def __init__(self) -> None:
         self.moves = 0
         self.blocks_in = 0
         self.requests_in = 0
         self.blocks_out = 0
-        self.requests_out = 0
+        self.running_out = 0
+        self.waiting_out = 0
 
 
 _NOTHING: Final = _Account()
@@ -72,10 +86,13 @@ class Room:
         self._down = down
         self._accounts: dict[str, _Account] = {}
         self._moving: dict[str, None] = {}
+        self._failed_at_ms: dict[str, int] = {}
         self.moves_left = state.policies.moves_per_tick_max
         for move in state.migrations.values():
             if move.is_open:
                 self._count(move.request, move.source.instance, move.target.instance, move.blocks_needed)
+            elif move.stage in FAILED_STAGES:
+                self._failed_at_ms[move.request] = move.stage_at_ms
 
     def take(self, view: RequestView, target: str, blocks: int) -> None:
         """Count a move that has been ordered."""
@@ -92,15 +109,35 @@ class Room:
         account = self._accounts.get(view.owner.instance, _NOTHING)
         return view.slots_max - view.load.running - view.load.waiting - account.requests_in
 
-    def blocks_after(self, view: InstanceView) -> int:
-        """Unclaimed blocks once every move without an outcome has ended well."""
-        return self.blocks_left(view) + self._accounts.get(view.owner.instance, _NOTHING).blocks_out
+    def slots_after(self, view: InstanceView) -> int:
+        """Requests that may run besides those that do, once every move without an outcome has ended well."""
+        return view.slots_max - self.running_after(view)
 
-    def batch_after(self, view: InstanceView) -> int:
-        """Running batch once every move without an outcome has ended well."""
+    def running_after(self, view: InstanceView) -> int:
+        """Running requests once every move without an outcome has ended well."""
         account = self._accounts.get(view.owner.instance, _NOTHING)
-        running = view.load.running - account.requests_out + account.requests_in
-        return batch_size(max(0, running), view.load.waiting)
+        return max(0, view.load.running - account.running_out + account.requests_in)
+
+    def blocks_after(self, view: InstanceView, leaving: RequestView | None = None) -> int:
+        """Unclaimed blocks once every move without an outcome has ended well, and `leaving` has left too.
+
+        A line that leaves as a whole takes the claim of its head along; else the next in line is assumed to claim as
+        much.
+        """
+        blocks = self.blocks_left(view) + self._accounts.get(view.owner.instance, _NOTHING).blocks_out
+        if view.load.waiting and not self.waiting_after(view, leaving):
+            blocks += view.load.blocks_head
+        return blocks if leaving is None else blocks + leaving.blocks
+
+    def batch_after(self, view: InstanceView, leaving: RequestView | None = None) -> int:
+        """Running batch once every move without an outcome has ended well, and `leaving` has left too."""
+        running = self.running_after(view) - (leaving is not None and not leaving.is_waiting)
+        return batch_size(max(0, running), self.waiting_after(view, leaving))
+
+    def waiting_after(self, view: InstanceView, leaving: RequestView | None = None) -> int:
+        """Requests in the queue once every move without an outcome has ended well, and `leaving` has left too."""
+        waiting = view.load.waiting - self._accounts.get(view.owner.instance, _NOTHING).waiting_out
+        return max(0, waiting - (leaving is not None and leaving.is_waiting))
 
     def freeness(self, view: InstanceView) -> float:
         """Freeness once every move without an outcome has ended well; draining aside."""
@@ -120,13 +157,29 @@ class Room:
 
     def is_at_limit(self, instance: str) -> bool:
         """Does it take part in as many moves as it may."""
-        moves = self._accounts.get(instance, _NOTHING).moves
-        return moves >= self._state.policies.moves_per_instance_max
+        return self.moves_free(instance) <= 0
+
+    def moves_free(self, instance: str) -> int:
+        """Moves in which it may take part besides those it does."""
+        return self._state.policies.moves_per_instance_max - self._accounts.get(instance, _NOTHING).moves
 
     def may_leave(self, view: RequestView) -> bool:
         """May a policy move this request now: movable, not moving, and rested since its last move."""
-        rested = view.moves == 0 or self._now_ms - view.moved_at_ms >= self._state.policies.cooldown_ms
-        return rested and view.is_movable and not self.is_moving(view)
+        return self.stay_problem(view) is None
+
+    def stay_problem(self, view: RequestView) -> Problem | None:
+        """Why no policy may move this request now."""
+        if self.is_moving(view):
+            return "already_moving", f"{view.request} has an open move"
+        if not view.is_movable:
+            return "not_movable", f"{view.request} cannot be moved exactly"
+        cooldown = self._state.policies.cooldown_ms
+        if view.moves and self._now_ms - view.moved_at_ms < cooldown:
+            return "cooling_down", f"{view.request} moved less than {cooldown} ms ago"
+        failed_at_ms = self._failed_at_ms.get(view.request)
+        if failed_at_ms is not None and self._now_ms - failed_at_ms < cooldown:
+            return "cooling_down", f"a move of {view.request} failed less than {cooldown} ms ago"
+        return None
 
     def may_pair(self, source: InstanceView, target: InstanceView) -> bool:
         """May a policy move anything from `source` to `target` now."""
@@ -137,10 +190,40 @@ class Room:
             and pair_problem(source, target) is None
         )
 
+    def target_problem(
+        self, view: RequestView, source: InstanceView, target: InstanceView, *, blocks: int, may_return: bool = False
+    ) -> Problem | None:
+        """Why no policy may move this request there now: in words what `may_pair`, `may_host` and `fits` ask."""
+        name = target.owner.instance
+        problem = pair_problem(source, target)
+        if problem is not None:
+            return problem
+        if not self.is_up(target):
+            return "target_down", f"{name} is silent"
+        if self.is_at_limit(name):
+            return "target_busy", f"{name} takes part in as many moves as it may"
+        if self._is_excluded(source, name):
+            return "pair_excluded", f"{source.owner.instance} could not reach {name} a short while ago"
+        if not is_large_enough(view, target):
+            return too_small(view, target)
+        if not may_return and self.is_return(view, name):
+            return "ping_pong", f"{view.request} has just come from {name}"
+        return None if self.fits(target, blocks) else self.full(target, blocks)
+
+    def full(self, target: InstanceView, blocks: int) -> Problem:
+        """In words that the target has no room for one more request of so many blocks."""
+        left, slots = self.blocks_left(target), self.slots_left(target)
+        name = target.owner.instance
+        return "target_full", f"{name} has {left} blocks and {slots} slots left; {blocks} blocks and a slot are needed"
+
     def is_return(self, view: RequestView, target: str) -> bool:
         """Would the move send it back where it just came from."""
         pause = PING_PONG_COOLDOWNS * self._state.policies.cooldown_ms
         return view.moved_from == target and self._now_ms - view.moved_at_ms < pause
+
+    def may_host(self, view: RequestView, target: InstanceView, *, may_return: bool = False) -> bool:
+        """May this request go to `target`, room aside: it did not just come from there, and can end there."""
+        return is_large_enough(view, target) and (may_return or not self.is_return(view, target.owner.instance))
 
     def fits(self, target: InstanceView, blocks: int) -> bool:
         """Has the target blocks and a slot for one more."""
@@ -153,8 +236,10 @@ class Room:
         view = self._state.requests.get(request)
         leaving = self._accounts.setdefault(source, _Account())
         leaving.moves += 1
-        leaving.requests_out += 1
-        leaving.blocks_out += 0 if view is None else view.blocks
+        if view is not None:
+            leaving.blocks_out += view.blocks
+            leaving.running_out += not view.is_waiting
+            leaving.waiting_out += view.is_waiting
         coming = self._accounts.setdefault(target, _Account())
         coming.moves += 1
         coming.requests_in += 1

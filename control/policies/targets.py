@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from midstream.control.policies.freeness_math import freeness_of
+from midstream.control.policies.leavers import freeness_with
 from midstream.control.policies.room import Room, blocks_needed
 from midstream.control.state import InstanceView, RequestView, State
 
@@ -29,10 +29,9 @@ def best(
         blocks = blocks_needed(view, target.fingerprint.block_tokens)
         if room.is_at_limit(name) or not room.fits(target, blocks):
             continue
-        if not may_return and room.is_return(view, name):
+        if not room.may_host(view, target, may_return=may_return):
             continue
-        after = freeness_of(room.blocks_after(target) - blocks, room.batch_after(target) + 1)
-        fitting.append((-after, name))
+        fitting.append((-freeness_with(room, target, view), name))
         if len(fitting) == FITTING_MAX:
             break
     return tuple((name, -score) for score, name in sorted(fitting))

@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from midstream.control.state import Fingerprint, Load
+from midstream.instance.engines.prefixes import PrefixLog
 from midstream.migration.protocol.messages import RequestSpec, RunState
 from midstream.migration.protocol.work import Reserved, RoundReport, Route
 
@@ -84,6 +85,11 @@ class Engine(Protocol):
 
     async def failed(self) -> str:
         """Return, with a reason, only when the engine has died."""
+        ...
+
+    @property
+    def prefixes(self) -> PrefixLog:
+        """What its prefix cache holds, as its own events tell: a little late, never wrong for long."""
         ...
 
     def transfers(self) -> tuple[str, ...]:

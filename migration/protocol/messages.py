@@ -39,6 +39,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes = b""
     model: str = ""
     """What instances must have registered as their model; empty: any."""
+    session: str = ""
+    """What the client says belongs together: only a hint where it runs well."""
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,11 +254,27 @@ class Committed(Message, frozen=True, kw_only=True, tag=True):
 class Ping(Message, frozen=True, kw_only=True, tag=True):
     """Gateway to instance, every second; `request` is empty. Renews the lease of the gateway's runs."""
 
+    cache_seen: int | None = None
+    """Last change of the prefix cache that the gateway knows; `None`: it does not want to."""
+
+
+class CacheChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an instance's prefix cache. Keys of `protocol.prefixes`, one after the other."""
+
+    upto: int
+    """Number of the last change told."""
+    is_whole: bool = False
+    """`stored` is all there is: forget what was known."""
+    stored: bytes = b""
+    removed: bytes = b""
+
 
 class Pong(Message, frozen=True, kw_only=True, tag=True):
     """Answer to `Ping`: who is there now."""
 
     owner: Owner
+    cache: CacheChange | None = None
+    """What changed in the prefix cache, if the ping asked and anything did."""
 
 
 AnyMessage = (

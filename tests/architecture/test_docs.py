@@ -25,7 +25,7 @@ PACKAGES = ("api", "control", "instance", "migration", "migrations")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 NOT_OURS = {"ImportError", "BaseEventLoop"}
-EXAMPLES = {"InstanceSlowed", "dispatch_least_requests.py", "loop.py", "factory.py"}
+EXAMPLES = {"InstanceSlowed", "dispatch_least_tokens.py", "loop.py", "factory.py"}
 """What the recipes in CONTRIBUTING.md would add: classes, and names of files."""
 
 COMMAND: Any = typer.main.get_command(app)
@@ -196,8 +196,9 @@ def test_every_promise_and_rule_that_a_test_names_is_explained() -> None:
 
 
 def test_policies_benches_and_traces_are_in_the_readme_or_their_page() -> None:
-    said = read("README.md")
-    assert [name for name in (*policies.DISPATCH, *policies.MOVES) if f"`{name}`" not in said] == []
+    for page in ("README.md", "docs/policies.md"):
+        said = read(page)
+        assert [name for name in (*policies.DISPATCH, *policies.MOVES) if f"`{name}`" not in said] == [], page
     assert [name for name in benches.NAMES if f"## {name}\n" not in read("docs/benchmarks.md")] == []
     assert shipped_traces()
 

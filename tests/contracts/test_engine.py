@@ -14,6 +14,7 @@ from midstream.control.state import Load
 from midstream.instance.engines.base import Engine, SlotProgress
 from midstream.migration.plan import BLOCKING, RECOMPUTE, blocks_for
 from midstream.migration.protocol.messages import RequestSpec, RunState
+from midstream.migration.protocol.prefixes import KEY_BYTES, prefix_keys
 from tests.contracts.engine_rigs import PATIENCE_S, RIGS, Bench, Rig, move, request, reserve, route
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -114,6 +115,35 @@ def long_enough(rig: Rig, phase: str, sampling: dict[str, object]) -> RequestSpe
     if phase == "preempted" and "min_tokens" not in sampling:
         return request("x", prompt, **sampling, max_tokens=100)
     return request("x", prompt, **sampling)
+
+
+# --- the prefix cache ----------------------------------------------------------------------------
+
+
+async def known(engine: Engine, seen: int, keys: list[bytes]) -> bool:
+    """Does the engine come to tell of all these blocks."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            change = engine.prefixes.since(seen)
+            stored = b"" if change is None else change.stored
+            told = {stored[at : at + KEY_BYTES] for at in range(0, len(stored), KEY_BYTES)}
+            if told >= set(keys):
+                return True
+            await asyncio.sleep(0.01)
+
+
+async def test_an_engine_tells_which_prefixes_it_holds_and_an_adopted_run_brings_its_own(engine_pair: Pair) -> None:
+    a, b, rig = engine_pair.a, engine_pair.b, engine_pair.rig
+    spec = request("prefixes are told", rig.prompt + 2 * rig.block_tokens)
+    keys = prefix_keys(spec.prompt, rig.block_tokens, 100)
+    assert keys
+    at_a, at_b = a.engine.prefixes.number, b.engine.prefixes.number
+    await a.engine.submit("x", spec)
+    await a.until("x", lambda p: p.outputs >= 5)
+    assert await known(a.engine, at_a, keys)
+    await move(a, b, "x", spec, rig.block_tokens)
+    await b.finish("x'")
+    assert await known(b.engine, at_b, keys)
 
 
 # --- serving -------------------------------------------------------------------------------------

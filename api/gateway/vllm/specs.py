@@ -33,6 +33,7 @@ def spec_of(request: EngineCoreRequest, model: str) -> RequestSpec:
         priority=request.priority,
         arrival_ms=int(request.arrival_time * 1000),
         payload=_encode(request),
+        session=request.session_id or "",
     )
 
 

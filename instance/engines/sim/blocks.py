@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from midstream.instance.engines.prefixes import PrefixLog
+from midstream.migration.protocol.prefixes import short
+
 
 class BlockPool:
     """All blocks of one engine. `allocate` and `acquire` pair with `release`, `reserve` with `unreserve` or `adopt`."""
@@ -25,6 +28,7 @@ class BlockPool:
         """Free blocks with known content, least recently used first."""
         self._owned = 0
         self._reserved = 0
+        self.prefixes = PrefixLog()
 
     @property
     def owned(self) -> int:
@@ -133,6 +137,7 @@ class BlockPool:
             return
         self._keys[block] = key
         self._blocks_by_key[key] = block
+        self.prefixes.stored(short(key))
 
     def faults(self) -> tuple[str, ...]:
         """Broken invariants in words; empty when all is well (P07)."""
@@ -181,3 +186,4 @@ class BlockPool:
         if key is not None:
             del self._blocks_by_key[key]
             self._keys[block] = None
+            self.prefixes.removed(short(key))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from midstream.control.errors import Refused
 from midstream.control.state import Load
 from midstream.instance.engines.base import BlockAccount, Output
+from midstream.instance.engines.prefixes import PrefixLog
 from midstream.instance.engines.sim.blocks import BlockPool
 from midstream.instance.engines.sim.config import SimConfig, check_spec
 from midstream.instance.engines.sim.kv import KvMemory
@@ -252,6 +253,11 @@ class EngineCore:
         self._scheduler.join(run)
 
     # --- what it says about itself ---------------------------------------------------------------
+
+    @property
+    def prefixes(self) -> PrefixLog:
+        """What the prefix cache holds."""
+        return self._pool.prefixes
 
     def account(self) -> BlockAccount:
         """Where all blocks are."""

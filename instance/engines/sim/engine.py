@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from midstream.control.errors import EngineFailed, Refused
 from midstream.control.state import Fingerprint, Load
 from midstream.instance.engines.base import BlockAccount, Output, Reserved, RoundReport, Route, SlotProgress
+from midstream.instance.engines.prefixes import PrefixLog
 from midstream.instance.engines.sim.arrivals import Arrivals
 from midstream.instance.engines.sim.config import SimConfig
 from midstream.instance.engines.sim.copies import Copies
@@ -88,6 +89,11 @@ class SimEngine:
     def tokens_max(self) -> int:
         """Longest prompt + output."""
         return self._config.length_max
+
+    @property
+    def prefixes(self) -> PrefixLog:
+        """What its prefix cache holds."""
+        return self._core.prefixes
 
     def transfers(self) -> tuple[str, ...]:
         """Backends it can send and receive with, best first."""

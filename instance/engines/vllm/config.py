@@ -41,6 +41,11 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     report_ms: float = 50.0
     """How often a busy engine says how far its runs are; at once when a run ends or is preempted."""
 
+    @property
+    def has_cache_events(self) -> bool:
+        """Does the engine tell what its prefix cache holds: unless it has none, or its events are somebody else's."""
+        return "kv_events_config" not in self.engine_args and self.engine_args.get("enable_prefix_caching") is not False
+
     def all_engine_args(self) -> dict[str, Any]:
         """The arguments vLLM gets: what was asked for, and our seams."""
         ours = {"report_ms": self.report_ms, "is_untested_vllm_allowed": self.is_untested_vllm_allowed}

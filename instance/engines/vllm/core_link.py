@@ -23,6 +23,7 @@ from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.config import VllmConfig
 from midstream.instance.engines.vllm.core_process import CoreOrder
 from midstream.instance.engines.vllm.processes import release, shared_memory_of
+from midstream.instance.engines.vllm.seams.kv_events import publisher_args
 
 if TYPE_CHECKING:
     from midstream.instance.engines.vllm.seams import host
@@ -39,6 +40,9 @@ class CoreLink:
         self._config = config
         self._engine_args = engine_args
         self._folder = Path(tempfile.mkdtemp(prefix="midstream-engine-"))
+        self.cache_events_endpoint = f"ipc://{self._folder / 'cache'}" if config.has_cache_events else None
+        if self.cache_events_endpoint is not None:
+            self._engine_args = {**engine_args, "kv_events_config": publisher_args(self.cache_events_endpoint)}
         self._process: asyncio.subprocess.Process | None = None
         self._client: host.AsyncMPClient | None = None
         self._watch: asyncio.Task[None] | None = None

@@ -16,8 +16,10 @@ import structlog
 from midstream.control.errors import BadInput, EngineFailed, Refused
 from midstream.control.state import Fingerprint, Load
 from midstream.instance.engines.base import BlockAccount, Output, Reserved, RoundReport, Route, SlotProgress
+from midstream.instance.engines.prefixes import PrefixLog
 from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.arriving import Arriving
+from midstream.instance.engines.vllm.cache_events import CacheEvents, follow
 from midstream.instance.engines.vllm.config import VllmConfig
 from midstream.instance.engines.vllm.copier_link import CopierLink
 from midstream.instance.engines.vllm.core_link import CORE_MODULE, CoreLink
@@ -47,6 +49,7 @@ class VllmEngine:
         self._frozen: dict[str, calls.Frozen] = {}
         self._reports = Reports(lambda slot: self._leaving.disturb(slot, "preempted"))
         self._is_stopping = False
+        self.prefixes = PrefixLog()
 
     # --- life --------------------------------------------------------------------------------------
 
@@ -73,6 +76,9 @@ class VllmEngine:
         self._leaving = Leaving(self._core, self._copiers, lambda: self._facts.block_tokens)
         self._arriving = Arriving(self._core, self._copiers)
         self._spawn(self._heartbeat())
+        if self._core.cache_events_endpoint is not None:
+            events = CacheEvents(self.prefixes, self._facts.block_tokens)
+            self._spawn(follow(self._core.cache_events_endpoint, events))
         self._spawn(self._watch())
 
     def _opening(self) -> calls.Open:

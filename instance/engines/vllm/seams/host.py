@@ -10,6 +10,8 @@ import zmq
 import zmq.asyncio
 from vllm import envs
 from vllm.config import VllmConfig
+from vllm.config.kv_events import KVEventsConfig
+from vllm.distributed import kv_events as published
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
@@ -23,6 +25,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from vllm.version import __version__ as VLLM_VERSION
 
 from midstream.control.errors import BadInput
+from midstream.instance.engines.vllm.seams.kv_events import KINDS, publisher_args
 from midstream.instance.engines.vllm.seams.version import check_parameters, check_parts, check_version
 
 decode_request = MsgpackDecoder(EngineCoreRequest).decode
@@ -34,6 +37,9 @@ def check_host(*, is_untested_allowed: bool) -> None:
     check_parts(AsyncMPClient, ("call_utility_async", "add_request_async", "get_output_async", "shutdown"))
     check_parameters(EngineCoreClient.make_async_mp_client, ("client_addresses",))
     check_parameters(EngineCoreProc.run_engine_core, ("args", "kwargs"))
+    check_parameters(KVEventsConfig, publisher_args(""))
+    for kind in KINDS:
+        check_parts(getattr(published, kind.__name__, published), kind.__struct_fields__)
     if envs.VLLM_ALLOW_INSECURE_SERIALIZATION:
         raise BadInput("VLLM_ALLOW_INSECURE_SERIALIZATION is set: pickle on a wire is never allowed here")
 
@@ -48,6 +54,9 @@ def encode_request(request: EngineCoreRequest) -> bytes:
 
 def engine_config(engine_args: dict[str, Any]) -> VllmConfig:
     """vLLM's whole configuration. Raises `ValueError`, `TypeError`."""
+    events = engine_args.get("kv_events_config")
+    if isinstance(events, dict):
+        engine_args = {**engine_args, "kv_events_config": KVEventsConfig(**events)}
     return AsyncEngineArgs(**engine_args).create_engine_config()
 
 
