@@ -38,8 +38,6 @@ from midstream.migration.plan import PlanLimits
 ENV_PREFIX = "MIDSTREAM_"
 SECRET_CHARS_MIN = 16
 SECRET_FILE = "secret"
-MOVE_TIMERS = frozenset({"stop_budget_ms", "stop_max_ms", "prepare_ms", "decision_ms", "lease_ms"})
-"""Settings for which an engine may have usual values of its own."""
 _PASSWORD = re.compile(r"(?<=://)([^/@:\s]*):[^/\s]*@")
 
 
@@ -151,20 +149,19 @@ class Settings(
 
     def llumlet_with(self, usual: Mapping[str, float]) -> LlumletSettings:
         """The same where an engine has usual values of its own: those that were set still win. Raises `BadInput`."""
-        ms = {name: usual.get(name, getattr(self, name)) for name in MOVE_TIMERS}
-        ms |= {name: getattr(self, name) for name in MOVE_TIMERS & self.model_fields_set}
+        free = {name: value for name, value in usual.items() if name not in self.model_fields_set}
         return LlumletSettings(
             plan=PlanLimits(
-                stop_budget_ms=ms["stop_budget_ms"],
-                stop_max_ms=ms["stop_max_ms"],
+                stop_budget_ms=free.get("stop_budget_ms", self.stop_budget_ms),
+                stop_max_ms=free.get("stop_max_ms", self.stop_max_ms),
                 rounds_max=self.rounds_max,
                 copy_max_ms=self.copy_max_ms,
                 headroom_tokens=self.headroom_tokens,
             ),
             checksum=self.checksum,
-            prepare_ms=ms["prepare_ms"],
-            decision_ms=ms["decision_ms"],
-            lease_ms=ms["lease_ms"],
+            prepare_ms=free.get("prepare_ms", self.prepare_ms),
+            decision_ms=free.get("decision_ms", self.decision_ms),
+            lease_ms=free.get("lease_ms", self.lease_ms),
             report_min_ms=self.load_report_min_ms,
             report_max_ms=self.load_report_max_ms,
         )

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from midstream.api import event_loop
 from midstream.api.bench import gateway
 from midstream.api.bench.gateway import Block, Plan
 from midstream.api.bench.report import Measured, machine, show
@@ -76,6 +77,14 @@ async def test_the_client_sees_when_text_came_and_how_many_tokens_there_were() -
     assert [answer.tokens for answer in answers] == [3] * 5
     assert all(len(answer.arrivals) == 3 and len(answer.gaps_ms) == 2 for answer in answers)
     assert all(answer.ttft_ms > 10 and min(answer.gaps_ms) > 5 for answer in answers), "the role alone is no text"
+
+
+def test_the_client_runs_on_the_loop_of_live_processes() -> None:
+    async def main() -> int:
+        async with server(*WHOLE) as url:
+            return len(await play(url, [{}, {}], 2))
+
+    assert event_loop.run(main()) == 2
 
 
 @pytest.mark.parametrize(
