@@ -140,4 +140,4 @@ def _slowdown(facts: Sequence[dict[str, Any]], stream: Stream, seam: int, before
     begin, until = _one(facts, "MigrationPrepared")["at_ms"] * MS, live[-1]["at_ms"] * MS
     times = stream.times_us
     gaps = [stream.gap_ms(index) for index in range(1, seam) if times[index - 1] < until and begin < times[index]]
-    return fmean(gaps) / before_ms if gaps else None
+    return fmean(gaps) / before_ms if gaps and before_ms else None
