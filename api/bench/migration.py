@@ -268,6 +268,9 @@ def draw(measured: Measured, folder: Path) -> None:
         usual = [row["normal_gap_ms"] for row in live]
         axes.plot([row["context"] for row in live], usual, "--", color="grey", label="ordinary gap")
         axes.set(xscale="log", yscale="log", xlabel="context, tokens", ylabel="gap that the client sees, ms")
+        contexts = sorted({row["context"] for row in measured.rows})
+        axes.set_xticks(contexts, [f"{context:,}" for context in contexts])
+        axes.set_xticks([], minor=True)
         axes.set_title(f"One move of a running request, {measured.params['engine']}")
         axes.grid(visible=True, which="both", alpha=0.3)
         axes.legend()

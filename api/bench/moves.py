@@ -119,25 +119,25 @@ def measured(facts: Sequence[dict[str, Any]], stream: Stream, *, ordered: int, s
     committed = _one(facts, "MigrationCommitted")
     around = range(seam - int(committed["event"]["tail_tokens"]), seam + 1)
     behind = seam + 1 + SETTLE
-    usual = [*range(ordered - NEAR, ordered), *range(behind, behind + NEAR)]
-    normal_ms = median(stream.gap_ms(index) for index in usual)
+    before = [stream.gap_ms(index) for index in range(ordered - NEAR, ordered)]
+    normal_ms = median([*before, *(stream.gap_ms(index) for index in range(behind, behind + NEAR))])
     return Moved(
         normal_gap_ms=normal_ms,
         gap_ms=max(stream.gap_ms(index) for index in around),
         rounds=len(rounds),
         copied_bytes=sum(fact["event"]["copied_bytes"] for fact in rounds),
         freeze_to_adopt_ms=_one(facts, "MigrationAdopted")["event"]["freeze_to_adopt_ms"],
-        source_slowdown=_slowdown(facts, stream, seam, normal_ms),
+        source_slowdown=_slowdown(facts, stream, seam, median(before)),
         total_ms=float(committed["at_ms"] - _one(facts, "MigrationStarted")["at_ms"]),
     )
 
 
-def _slowdown(facts: Sequence[dict[str, Any]], stream: Stream, seam: int, normal_ms: float) -> float | None:
-    """Mean gap of the source's tokens made between the target's answer and the last live round, by the ordinary gap."""
+def _slowdown(facts: Sequence[dict[str, Any]], stream: Stream, seam: int, before_ms: float) -> float | None:
+    """Mean gap of the source's tokens made between the target's answer and the last live round, by its gap before."""
     live = [fact for fact in facts if fact["kind"] == "RoundCopied" and not fact["event"]["is_final"]]
     if not sum(fact["event"]["blocks"] for fact in live):
         return None
     begin, until = _one(facts, "MigrationPrepared")["at_ms"] * MS, live[-1]["at_ms"] * MS
     times = stream.times_us
     gaps = [stream.gap_ms(index) for index in range(1, seam) if times[index - 1] < until and begin < times[index]]
-    return fmean(gaps) / normal_ms if gaps else None
+    return fmean(gaps) / before_ms if gaps and before_ms else None
