@@ -39,6 +39,9 @@ from midstream.migration.protocol.seat import (
 )
 from midstream.migration.wires.base import Wire
 
+IDLE_HOUSEKEEPING_S = 1.0
+"""How often an instance that holds nothing looks whether it may forget."""
+
 logger = structlog.get_logger(__name__)
 
 
@@ -75,6 +78,7 @@ class Llumlet:
         """Set whenever work may have appeared: wakes the idle loops."""
         self.tasks = Supervisor(recorder)
         self.acts = Acts(self)
+        """Requests whose seats hold something: the others only remember."""
         self._gateways: dict[Node, float] = {}
         self._since: dict[str, tuple[str, float]] = {}
         self._empty_since: dict[str, float] = {}
@@ -253,9 +257,8 @@ class Llumlet:
 
     async def _keep_house(self) -> None:
         while True:
-            if not self.seats:
-                self.activity.clear()
-                await self.activity.wait()
+            if not self._held:
+                await self._until_active()
             await asyncio.sleep(self.settings.housekeeping_ms / 1e3)
             self._check_phases()
             self._check_gateways()
@@ -263,6 +266,15 @@ class Llumlet:
                 self._nudged_at = self.now
                 self._repeat()
                 self._forget_empty()
+
+    async def _until_active(self) -> None:
+        """Seats that only remember need little care, none at all none."""
+        self.activity.clear()
+        try:
+            async with asyncio.timeout(IDLE_HOUSEKEEPING_S if self.seats else None):
+                await self.activity.wait()
+        except TimeoutError:
+            return
 
     def _check_phases(self) -> None:
         """Feed `Deadline` and `LeaseExpired` to whatever has been in its phase for too long."""

@@ -92,5 +92,79 @@ def numbers(text: str | None) -> tuple[int, ...]:
         raise BadInput(f"whole numbers, comma-separated, not {text!r}") from None
 
 
-BENCHES: Final = (control, gateway, migration)
+def schedule(
+    traces: Annotated[
+        list[str] | None, typer.Option("--trace", help="Shipped, generated, or a file; again for more. [default: five]")
+    ] = None,
+    policies: Annotated[
+        list[str] | None, typer.Option("--policies", help="DISPATCH+MOVES, as freeness+balance; again for more arms.")
+    ] = None,
+    instances: Annotated[int, typer.Option(help="Instances.", min=1)] = 16,
+    rate_scale: Annotated[
+        float | None,
+        typer.Option(help="Play so many times faster than recorded. [default: the most that is sustained]"),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Seeds of each arm.", min=1)] = 3,
+    requests: Annotated[int | None, typer.Option(help="Requests of each run. [default: all]", min=1)] = None,
+    slo_prefill_ms: Annotated[float, typer.Option(help="SLO: admission to first token.")] = 3_000.0,
+    slo_decode_ms: Annotated[float, typer.Option(help="SLO: mean time between tokens.")] = 100.0,
+    step_times: Annotated[
+        str, typer.Option(help="Model/hardware/tensor-parallel, or a file of constants.")
+    ] = "llama2-70b/h100-80gb/2",
+    blocks: Annotated[int, typer.Option(help="KV blocks of each instance.", min=1)] = 2_048,
+    block_tokens: Annotated[int, typer.Option(help="Tokens of one block.", min=1)] = 16,
+    token_bytes: Annotated[int, typer.Option(help="KV bytes of one token.", min=8)] = 327_680,
+    gbit: Annotated[float, typer.Option(help="Bandwidth between instances, Gbit/s.", min=0.001)] = 25.0,
+    jobs: Annotated[int, typer.Option(help="Processes. [default: one per core]", min=0)] = 0,
+    as_json: JsonOption = False,
+    plot: PlotOption = None,
+) -> None:
+    """How well policies schedule a simulated fleet, on recorded and generated workloads.
+
+    Example: midstream bench schedule --trace azure_conv_2023 --rate-scale 12 --seeds 1 --plot plots
+    """
+    from midstream.api.bench.report import show
+    from midstream.api.bench.schedule import ARMS, TRACES, Plan, measure
+    from midstream.api.bench.schedule_figures import Slo
+
+    plan = Plan(
+        traces=tuple(traces or TRACES), arms=tuple(policies or ARMS), seeds=seeds, instances=instances,
+        requests=requests, rate_scale=rate_scale, slo=Slo(prefill_ms=slo_prefill_ms, decode_ms=slo_decode_ms),
+        step_times=step_times, blocks=blocks, block_tokens=block_tokens, token_bytes=token_bytes, gbit_per_s=gbit,
+        jobs=jobs,
+    )  # fmt: skip
+    raise typer.Exit(show("schedule", measure(plan, plot), as_json=as_json))
+
+
+def profile(
+    url: Annotated[str, typer.Argument(help="OpenAI endpoint with one idle instance behind it.")],
+    batch: Annotated[
+        list[int] | None, typer.Option(help="Requests at once; again for more. [default: 1 2 4 8]")
+    ] = None,
+    prompt: Annotated[
+        list[int] | None, typer.Option(help="Prompt tokens; again for more. [default: 128 512 2048]")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 32,
+    repeats: Annotated[int, typer.Option(help="Runs of each point.")] = 3,
+    hardware: Annotated[str, typer.Option(help="Name of the machine in the constants.")] = "here",
+    tensor_parallel: Annotated[int, typer.Option(help="Cards of the instance.", min=1)] = 1,
+    key: Annotated[str | None, typer.Option(help="Key for the endpoint.")] = None,
+    constants: Annotated[Path | None, typer.Option(help="Write what --step-times reads into this file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """How long the steps of a running instance take, and the model of them that simulations use.
+
+    Example: midstream bench profile http://127.0.0.1:8000 --constants mine.csv
+    """
+    from midstream.api.bench.profile import BATCHES, PROMPTS, Plan, measure
+    from midstream.api.bench.report import show
+
+    plan = Plan(
+        url=url, batches=tuple(batch or BATCHES), prompts=tuple(prompt or PROMPTS), tokens=tokens, repeats=repeats,
+        hardware=hardware, tensor_parallel=tensor_parallel, key=key,
+    )  # fmt: skip
+    raise typer.Exit(show("profile", measure(plan, constants), as_json=as_json))
+
+
+BENCHES: Final = (control, gateway, migration, profile, schedule)
 NAMES: Final = tuple(bench.__name__ for bench in BENCHES)

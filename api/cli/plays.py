@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from midstream.api.cli.context import admin_of, globals_of
-from midstream.api.cli.output import Output, OutputOption, column, line, say, show_item, show_items
+from midstream.api.cli.output import Output, OutputOption, column, line, say, show_item, show_items, write
 from midstream.control.errors import BadInput, MidstreamError
 
 if TYPE_CHECKING:
@@ -97,7 +98,43 @@ def _trace() -> typer.Typer:
             items.append({"trace": name, "requests": len(rows), "seconds": rows[-1].arrival_s})
         show_items(items, [column("trace"), column("requests"), column("seconds")], output)
 
+    @group.command("import")
+    def read_form(
+        form: Annotated[str, typer.Argument(help="azure, burstgpt, mooncake or bailian.")],
+        file: Annotated[Path, typer.Argument(help="The file as it is published.", exists=True, dir_okay=False)],
+    ) -> None:
+        """Turn a published trace into a trace of ours, on stdout.
+
+        Example: midstream trace import mooncake toolagent_trace.jsonl > toolagent.csv
+        """
+        from midstream.api.traces import write_trace
+        from midstream.api.traces.importers import import_trace
+
+        write(write_trace(import_trace(form, _lines(file), file.name)).rstrip())
+
+    @group.command()
+    def generate(
+        name: Annotated[str, typer.Argument(help="heavy_tail, bursty, shared_prefix or tenants.")],
+        seed: Annotated[int, typer.Option(help="Equal seeds, equal traces.")] = 0,
+        requests: Annotated[int, typer.Option(help="Rows.", min=1)] = 10_000,
+    ) -> None:
+        """Make up a workload, on stdout.
+
+        Example: midstream trace generate heavy_tail --seed 7 > heavy.csv
+        """
+        from midstream.api.traces import write_trace
+        from midstream.api.traces.generate import generate as made_up
+
+        write(write_trace(made_up(name, seed, requests)).rstrip())
+
     return group
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} cannot be read: {error}") from None
 
 
 def _replay() -> typer.Typer:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from statistics import median
 from typing import Any
 
 import httpx
@@ -32,6 +33,7 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: float | None
     gap_ms_max: float | None
     duration_ms: float
+    gap_ms_p50: float | None = None
     token_ids: tuple[int, ...] = ()
     error: str | None = None
 
@@ -66,7 +68,7 @@ async def send_trace(rows: Sequence[TraceRow], plan: SendPlan, on_sent: Callable
     async with httpx.AsyncClient(
         base_url=plan.url, headers=headers, limits=limits, timeout=timeout, trust_env=False
     ) as http:
-        model = plan.model or await _first_model(http)
+        model = plan.model or await first_model(http)
         slots = asyncio.Semaphore(plan.in_flight_max)
         started = asyncio.get_running_loop().time()
 
@@ -106,6 +108,7 @@ async def send_one(http: httpx.AsyncClient, model: str, index: int, row: TraceRo
         output_tokens=len(ids),
         ttft_ms=1e3 * (times[0] - begun) if times else None,
         gap_ms_max=max(gaps, default=None),
+        gap_ms_p50=median(gaps) if gaps else None,
         duration_ms=1e3 * (clock() - begun),
         token_ids=tuple(ids),
         error=error,
@@ -136,7 +139,8 @@ def prompt_of(index: int, tokens: int, seed: int) -> list[int]:
     return ids
 
 
-async def _first_model(http: httpx.AsyncClient) -> str:
+async def first_model(http: httpx.AsyncClient) -> str:
+    """What the endpoint serves. Raises `MidstreamError` when it does not answer."""
     try:
         response = await http.get("/v1/models")
         response.raise_for_status()

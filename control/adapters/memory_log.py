@@ -54,6 +54,7 @@ class MemoryLogStore:
         self._clock = clock
         self._is_down = False
         self._changed = asyncio.Event()
+        self._ordered: dict[str, asyncio.Event] = {}
 
     @property
     def is_down(self) -> bool:
@@ -101,7 +102,7 @@ class MemoryLogStore:
             seq = self.last.seq + 1 if self.last.generation == self.generation else 0
             self.last = Position(self.generation, seq)
             self.entries.append(Entry(self.last, fact))
-        self.wake()
+        self._wake_readers()
         return self.last
 
     def order(self, command: Command, explained_at: Position) -> None:
@@ -110,10 +111,16 @@ class MemoryLogStore:
         seq = last.seq + 1 if last.generation == self.generation else 0
         cursor = self._cursors[command.instance] = Position(self.generation, seq)
         self.commands.setdefault(command.instance, []).append((cursor, explained_at, command))
-        self.wake()
+        _set(self._ordered.pop(command.instance, None))
 
     def wake(self) -> None:
         """Let every waiting reader look again."""
+        for ordered in self._ordered.values():
+            ordered.set()
+        self._ordered.clear()
+        self._wake_readers()
+
+    def _wake_readers(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -121,6 +128,10 @@ class MemoryLogStore:
     def changed(self) -> asyncio.Event:
         """Set at the next change; take it before looking, wait for it after."""
         return self._changed
+
+    def ordered(self, instance: str) -> asyncio.Event:
+        """Set at the next command for an instance; to be used as `changed`."""
+        return self._ordered.setdefault(instance, asyncio.Event())
 
     def _forget_from(self, first_lost: Position) -> None:
         self.last = self.entries[-1].position if self.entries else _before(first_lost)
@@ -162,7 +173,7 @@ class MemoryLog:
 
     async def read(self, after: Position, *, count: int = 500, wait_ms: int = 0) -> list[Entry]:
         """See `FactLog.read`."""
-        return await self._wait_for("read", wait_ms, lambda: self._read(after, count))
+        return await self._wait_for("read", wait_ms, lambda: self._store.changed, lambda: self._read(after, count))
 
     async def tail(self) -> LogTail:
         """See `FactLog.tail`."""
@@ -182,7 +193,12 @@ class MemoryLog:
         """See `FactLog.read_commands`."""
         cursor = parse_position(after)
         self._known = max(self._known, cursor.generation)
-        return await self._wait_for("read_commands", wait_ms, lambda: self._read_commands(instance, cursor, count))
+        return await self._wait_for(
+            "read_commands",
+            wait_ms,
+            lambda: self._store.ordered(instance),
+            lambda: self._read_commands(instance, cursor, count),
+        )
 
     async def forget_commands(self, instance: str, through: str) -> None:
         """See `FactLog.forget_commands`."""
@@ -215,11 +231,13 @@ class MemoryLog:
             raise LogUnavailable(f"{method}: the reply was lost")
         return result
 
-    async def _wait_for(self, method: str, wait_ms: int, look: Callable[[], list[T]]) -> list[T]:
+    async def _wait_for(
+        self, method: str, wait_ms: int, next_change: Callable[[], asyncio.Event], look: Callable[[], list[T]]
+    ) -> list[T]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         while True:
-            changed = self._store.changed
+            changed = next_change()
             found = await self._call(method, look)
             if found or loop.time() >= deadline:
                 return found
@@ -308,3 +326,8 @@ async def _until(deadline: float, waiting: Awaitable[object]) -> None:
             await waiting
     except TimeoutError:
         return
+
+
+def _set(event: asyncio.Event | None) -> None:
+    if event is not None:
+        event.set()

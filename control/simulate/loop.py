@@ -7,7 +7,11 @@ What is kept of asyncio's order, and what is not:
   may not depend on that order. The choice depends on who is ready, never on the order in which they became
   ready: iterating a set of tasks (as `asyncio.TaskGroup` does when it cancels them) cannot leak memory
   addresses into a run.
-- Time moves only when nothing is ready, and then straight to the next timer.
+- Time moves only when nothing is ready, and then straight to the next timer; timers of one instant fire in the order
+  in which they were set.
+
+With `is_shuffled` off, tasks are plain callbacks like all others: faster, and the order of one instant no longer
+depends on how many steps a task took before. That is for runs that ask how well, not whether.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from asyncio.base_events import BaseEventLoop
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from contextvars import Context
+from contextvars import Context, copy_context
 from hashlib import blake2b
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
@@ -83,6 +87,54 @@ class _VirtualTask(asyncio.Task[Any]):
     priority: int
 
 
+class _Ready(asyncio.Handle):
+    """A handle made without the questions that a debugged loop asks."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., object], args: Any, loop: asyncio.AbstractEventLoop, context: Context | None
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+
+class _Timer(asyncio.TimerHandle):
+    """The same for timers."""
+
+    __slots__ = ()
+
+    _loop: VirtualLoop
+    _scheduled: bool
+
+    def __init__(
+        self, when: float, callback: Callable[..., object], args: Any, loop: VirtualLoop,
+        context: Context | None,
+    ) -> None:  # fmt: skip
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when
+        self._scheduled = True
+
+    def cancel(self) -> None:
+        """As in asyncio."""
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback = self._args = None  # type: ignore[assignment]
+            if self._scheduled:
+                self._loop._timer_cancelled_count += 1
+
+
 class VirtualLoop(BaseEventLoop):
     """The loop. Use `run_virtual` unless you need the loop itself.
 
@@ -93,10 +145,9 @@ class VirtualLoop(BaseEventLoop):
     _closed: bool
     _stopping: bool
     _thread_id: int | None
-    _scheduled: list[asyncio.TimerHandle]
     _timer_cancelled_count: int
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, is_shuffled: bool = True) -> None:
         super().__init__()
         self.set_debug(False)
         self.seed = seed
@@ -104,6 +155,9 @@ class VirtualLoop(BaseEventLoop):
         self.failures: list[BaseException] = []
         self.deadline_s = float("inf")
         self._now = 0.0
+        self._timer_count = 0
+        self._timers_set: list[tuple[float, int, _Timer]] = []
+        self._is_shuffled = is_shuffled
         self._plain: deque[asyncio.Handle] = deque()
         self._plain_priority = _mix(_mix(seed & _MASK))
         self._steps: list[tuple[int, int, asyncio.Handle]] = []
@@ -134,7 +188,10 @@ class VirtualLoop(BaseEventLoop):
         """As in asyncio, but tasks overtake each other (see the module)."""
         if self._closed:
             raise RuntimeError("the virtual loop is closed")
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Ready(callback, args, self, context)
+        if not self._is_shuffled:
+            self._plain.append(handle)
+            return handle
         task = getattr(callback, "__self__", None)
         if type(task) is _VirtualTask:
             task.priority = priority = (task.priority * 6364136223846793005 + 1442695040888963407) & _MASK
@@ -143,6 +200,27 @@ class VirtualLoop(BaseEventLoop):
         else:
             self._plain.append(handle)
         return handle
+
+    def call_at(
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """As in asyncio; of two timers of one time the first set fires first."""
+        if self._closed:
+            raise RuntimeError("the virtual loop is closed")
+        timer = _Timer(when, callback, args, self, context)
+        self._timer_count += 1
+        heapq.heappush(self._timers_set, (when, self._timer_count, timer))
+        return timer
+
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """As in asyncio."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def get_debug(self) -> bool:
+        """Never: what it would tell, `describe` tells."""
+        return False
 
     def call_soon_threadsafe(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
@@ -160,7 +238,14 @@ class VirtualLoop(BaseEventLoop):
         return heapq.heappop(steps)[2] if steps else None
 
     def _run_once(self) -> None:
-        """Run one ready callback, or move time to the next timer."""
+        """Run one ready callback, or move time to the next timer; not shuffled: on and on until somebody stops it."""
+        if not self._is_shuffled:
+            while not self._stopping:
+                if self._plain:
+                    self._run_ready()
+                else:
+                    self._advance()
+            return
         handle = self._next_handle()
         if handle is None:
             self._advance()
@@ -168,12 +253,29 @@ class VirtualLoop(BaseEventLoop):
         if not handle.cancelled():
             self.callbacks += 1
             handle._run()
-            if self.failures and self._is_strict:
-                raise CallbackFailed(f"seed {self.seed}, at {self._now:.6f} s") from self.failures[0]
-            if self.callbacks - self._spinning_since > LIVELOCK_CALLBACKS_MAX:
-                raise LivelockError(f"{LIVELOCK_CALLBACKS_MAX} callbacks at {self._now:.6f} s; {self.describe()}")
+            self._check()
             if self.callbacks % COLLECT_EVERY_CALLBACKS == 0:
                 gc.collect()
+
+    def _run_ready(self) -> None:
+        """Run what is ready now; what it makes ready comes in the next round."""
+        plain = self._plain
+        ready = len(plain)
+        for _ in range(ready):
+            handle = plain.popleft()
+            if not handle._cancelled:
+                handle._run()
+        collected = self.callbacks // COLLECT_EVERY_CALLBACKS
+        self.callbacks += ready
+        self._check()
+        if self.callbacks // COLLECT_EVERY_CALLBACKS != collected:
+            gc.collect()
+
+    def _check(self) -> None:
+        if self.failures and self._is_strict:
+            raise CallbackFailed(f"seed {self.seed}, at {self._now:.6f} s") from self.failures[0]
+        if self.callbacks - self._spinning_since > LIVELOCK_CALLBACKS_MAX:
+            raise LivelockError(f"{LIVELOCK_CALLBACKS_MAX} callbacks at {self._now:.6f} s; {self.describe()}")
 
     def _advance(self) -> None:
         timers = self._timers()
@@ -181,24 +283,25 @@ class VirtualLoop(BaseEventLoop):
             return
         if not timers:
             raise DeadlockError(f"seed {self.seed}, at {self._now:.6f} s: nothing left to run; {self.describe()}")
-        if timers[0].when() > self.deadline_s:
+        when = timers[0][0]
+        if when > self.deadline_s:
             raise VirtualTimeout(f"seed {self.seed}: not done after {self.deadline_s} s; {self.describe()}")
-        self._now = max(self._now + RESOLUTION_S, timers[0].when())
+        self._now = now = max(self._now + RESOLUTION_S, when)
         self._spinning_since = self.callbacks
-        while timers and timers[0].when() <= self._now:
-            timer = heapq.heappop(timers)
-            timer._scheduled = False  # type: ignore[attr-defined]
+        while timers and timers[0][0] <= now:
+            timer = heapq.heappop(timers)[2]
+            timer._scheduled = False
             self._plain.append(timer)
 
-    def _timers(self) -> list[asyncio.TimerHandle]:
+    def _timers(self) -> list[tuple[float, int, _Timer]]:
         """The heap of timers, with a live one on top and without too many cancelled ones."""
-        timers = self._scheduled
+        timers = self._timers_set
         if TIMERS_CANCELLED_MIN < self._timer_cancelled_count > len(timers) // 2:
-            timers[:] = [timer for timer in timers if not timer.cancelled()]
+            timers[:] = [entry for entry in timers if not entry[2].cancelled()]
             heapq.heapify(timers)
             self._timer_cancelled_count = 0
-        while timers and timers[0].cancelled():
-            heapq.heappop(timers)._scheduled = False  # type: ignore[attr-defined]
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)[2]._scheduled = False
             self._timer_cancelled_count -= 1
         return timers
 
@@ -265,14 +368,16 @@ def _place(task: asyncio.Task[Any]) -> str:
     return f"{code.co_qualname}:{frames[0].f_lineno}"
 
 
-def run_virtual(main: Callable[[], Coroutine[Any, Any, T]], *, seed: int, timeout_s: float = 3600.0) -> T:
+def run_virtual(
+    main: Callable[[], Coroutine[Any, Any, T]], *, seed: int, timeout_s: float = 3600.0, is_shuffled: bool = True
+) -> T:
     """Run `main()` on a fresh virtual loop, cancel what it leaves behind, and return its result.
 
     `timeout_s` is virtual. Raises what `main` raised; `DeadlockError`, `LivelockError`, `VirtualTimeout`; and
     `CallbackFailed` for an exception that nobody handled, during the run or while leftovers were cancelled.
     """
     with _own_garbage():
-        loop = VirtualLoop(seed)
+        loop = VirtualLoop(seed, is_shuffled=is_shuffled)
         loop.deadline_s = timeout_s
         try:
             result = loop.run_until_complete(main())

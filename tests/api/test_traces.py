@@ -22,8 +22,26 @@ from midstream.control.errors import BadInput, MidstreamError, UnknownThing
 HEADER = "arrival_s,prompt_tokens,output_tokens"
 
 
-def test_the_shipped_trace_is_whole() -> None:
-    assert shipped_traces() == ("azure_conv_2023",)
+REQUESTS = {
+    "azure_code_2023": 8_819,
+    "azure_conv_2023": 19_366,
+    "mooncake_conversation_2025": 12_031,
+    "mooncake_synthetic_2025": 3_993,
+    "servegen_language_mlarge_sampled": 16_279,
+    "servegen_reason_r1_sampled": 14_535,
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_shipped_traces_are_whole_small_and_attributed(name: str) -> None:
+    assert shipped_traces() == tuple(sorted(REQUESTS))
+    assert len(load_trace(name)) == REQUESTS[name]
+    folder = Path(__file__).parents[2] / "api" / "traces"
+    assert (folder / f"{name}.csv").stat().st_size < 1_000_000
+    assert f"`{name}.csv`" in (folder / "README.md").read_text()
+
+
+def test_a_shipped_trace_is_read_exactly() -> None:
     rows = load_trace("azure_conv_2023")
     assert len(rows) == 19_366
     assert rows[0] == TraceRow(0.0, 374, 44)
@@ -33,14 +51,15 @@ def test_the_shipped_trace_is_whole() -> None:
 
 def test_the_shipped_trace_is_attributed() -> None:
     folder = Path(__file__).parents[2] / "api" / "traces"
-    assert "CC-BY-4.0" in (folder / "README.md").read_text()
     assert "Attribution 4.0 International" in (folder / "CC-BY-4.0.txt").read_text()
+    for licence in ("Apache-2.0-Mooncake.txt", "Apache-2.0-ServeGen.txt"):
+        assert "Apache License" in (folder / licence).read_text()
 
 
 def test_a_file_with_more_columns_is_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
-    path.write_text(f"{HEADER},client\n2.5,10,20,7\n1.5,1,2,8\n")
-    assert load_trace(str(path)) == (TraceRow(1.5, 1, 2), TraceRow(2.5, 10, 20))
+    path.write_text(f"{HEADER},client,colour\n2.5,10,20,7,red\n1.5,1,2,8,blue\n")
+    assert load_trace(str(path)) == (TraceRow(1.5, 1, 2, client="8"), TraceRow(2.5, 10, 20, client="7"))
 
 
 @pytest.mark.parametrize(

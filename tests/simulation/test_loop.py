@@ -273,3 +273,49 @@ def test_a_closed_loop_refuses_work():
     loop.close()
     with pytest.raises(RuntimeError):
         loop.call_soon(print)
+
+
+def test_timers_of_one_instant_fire_in_the_order_in_which_they_were_set() -> None:
+    async def main() -> list[int]:
+        fired: list[int] = []
+        loop = asyncio.get_running_loop()
+        for number in range(50):
+            loop.call_at(1.0, fired.append, number)
+        await asyncio.sleep(2.0)
+        return fired
+
+    assert run_virtual(main, seed=1) == run_virtual(main, seed=2, is_shuffled=False) == list(range(50))
+
+
+def test_not_shuffled_tasks_run_in_the_order_in_which_they_became_ready() -> None:
+    async def main() -> list[int]:
+        ran: list[int] = []
+
+        async def work(number: int) -> None:
+            for _ in range(number):
+                await asyncio.sleep(0)
+            await asyncio.sleep(1.0)
+            ran.append(number)
+
+        await asyncio.gather(*(work(number) for number in range(20)))
+        return ran
+
+    assert (
+        run_virtual(main, seed=1, is_shuffled=False) == run_virtual(main, seed=2, is_shuffled=False) == list(range(20))
+    )
+    assert len({tuple(run_virtual(main, seed=seed)) for seed in range(5)}) > 1
+
+
+def test_not_shuffled_failures_and_spinning_end_the_run_all_the_same() -> None:
+    async def failing() -> None:
+        asyncio.get_running_loop().call_soon(int, "x")
+        await asyncio.sleep(1.0)
+
+    async def spinning() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    with pytest.raises(CallbackFailed):
+        run_virtual(failing, seed=1, is_shuffled=False)
+    with pytest.raises(LivelockError):
+        run_virtual(spinning, seed=1, is_shuffled=False)

@@ -61,9 +61,15 @@ class BlockPool:
         """Take `count` blocks for new content, or none at all."""
         if count > self.free:
             return None
-        blocks = [self._take() for _ in range(count)]
-        for block in blocks:
-            self._refs[block] = 1
+        blocks, blank, refs, generations = [], self._blank, self._refs, self.generations
+        for _ in range(count):
+            if blank:
+                block = blank.pop()
+                generations[block] += 1
+            else:
+                block = self._take()
+            refs[block] = 1
+            blocks.append(block)
         self._owned += count
         return blocks
 
@@ -78,11 +84,13 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back one hold on each block, last block first so that prefixes stay cached longest."""
+        refs = self._refs
         for block in reversed(blocks):
-            if self._refs[block] <= 0:
+            left = refs[block] - 1
+            if left < 0:
                 raise ValueError(f"block {block} is released but nobody owns it")
-            self._refs[block] -= 1
-            if self._refs[block] == 0:
+            refs[block] = left
+            if not left:
                 self._owned -= 1
                 self._let_go(block)
 

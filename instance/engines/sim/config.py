@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from midstream.control.errors import BadInput
@@ -12,6 +14,8 @@ WORD_BYTES = 8
 """One KV word. A token position holds `bytes_per_token / WORD_BYTES` of them."""
 
 VOCAB_MIN = 128
+
+STEPS_AT_ONCE_MAX = 4_096
 
 
 class SimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,9 +44,20 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Factor on step times; 0 runs as fast as it can."""
     secret: bytes = b""
     """Key of the transfer handles this engine hands out."""
+    kv: Literal["bytes", "lengths"] = "bytes"
+    """`lengths`: blocks without bytes and tokens that are only numbered, for simulations of scheduling."""
+    prefix_cache: bool = True
+    """Full blocks are found again by their content."""
+    stream_interval_ms: float = 0.0
+    """Tokens between the first and the last are told at most so often; 0: at every step."""
+    steps_at_once_max: int = 1
+    """Decode steps between which nothing can change are made in one go, at most so many; needs `kv = "lengths"`."""
 
     def __post_init__(self) -> None:
-        positive = ("block_tokens", "blocks_total", "slots_max", "tokens_max", "step_tokens_max", "waiting_max")
+        positive = (
+            "block_tokens", "blocks_total", "slots_max", "tokens_max", "step_tokens_max", "waiting_max",
+            "steps_at_once_max",
+        )  # fmt: skip
         for name in positive:
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} must be at least 1")
@@ -54,6 +69,10 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise BadInput("eos_probability must be in [0, 1)")
         if self.time_scale < 0:
             raise BadInput("time_scale must not be negative")
+        if self.stream_interval_ms < 0:
+            raise BadInput("stream_interval_ms must not be negative")
+        if self.steps_at_once_max > (STEPS_AT_ONCE_MAX if self.kv == "lengths" else 1):
+            raise BadInput(f"steps_at_once_max is at most {STEPS_AT_ONCE_MAX}, and 1 unless kv is lengths")
 
     @property
     def planes(self) -> int:
@@ -75,14 +94,24 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return blocks_for(tokens, self.block_tokens)
 
 
-def check_spec(spec: RequestSpec, outputs: tuple[int, ...], vocab_size: int) -> str | None:
+def check_spec(spec: RequestSpec, outputs: tuple[int, ...], config: SimConfig) -> str | None:
     """Why a request makes no sense, or None."""
     if not spec.prompt:
         return "the prompt is empty"
+    if config.kv == "lengths":
+        return _check_sampling(spec.sampling) or _check_lengths(spec.sampling)
+    vocab_size = config.vocab_size
     for name, ids in (("prompt", spec.prompt), ("outputs", outputs)):
         if ids and (min(ids) < 0 or max(ids) >= vocab_size):
             return f"{name} has a token id outside 0..{vocab_size - 1}"
     return _check_sampling(spec.sampling)
+
+
+def _check_lengths(sampling: Sampling) -> str | None:
+    """Numbered tokens mean nothing: only their number can end a run."""
+    if not sampling.ignore_eos or sampling.stop_token_ids or sampling.logprobs is not None:
+        return "without KV bytes a request must ignore the end token, and have neither stop tokens nor logprobs"
+    return None
 
 
 def _check_sampling(sampling: Sampling) -> str | None:

@@ -14,18 +14,17 @@ from midstream.instance.engines.base import BlockAccount, Output
 from midstream.instance.engines.prefixes import PrefixLog
 from midstream.instance.engines.sim.blocks import BlockPool
 from midstream.instance.engines.sim.config import SimConfig, check_spec
-from midstream.instance.engines.sim.kv import KvMemory
-from midstream.instance.engines.sim.model import Model, block_keys, chain
-from midstream.instance.engines.sim.run import RUNNING, WAITING, Reservation, Run
-from midstream.instance.engines.sim.scheduler import Chunk, Plan, Scheduler
+from midstream.instance.engines.sim.contents import make_contents
+from midstream.instance.engines.sim.model import block_keys
+from midstream.instance.engines.sim.run import RUNNING, Reservation, Run
+from midstream.instance.engines.sim.scheduler import Plan, Scheduler
 from midstream.migration.protocol.messages import RequestSpec, RunState
 
 
 class Stepped(NamedTuple):
-    """What one step brought."""
+    """What one step brought: runs with a new token, each with its finish if that was its last."""
 
-    outputs: tuple[Output, ...]
-    finished: tuple[Run, ...]
+    sampled: tuple[tuple[Run, str | None], ...]
 
 
 class Pinned(NamedTuple):
@@ -44,8 +43,7 @@ class EngineCore:
     def __init__(self, config: SimConfig) -> None:
         self._config = config
         self._pool = BlockPool(config.blocks_total)
-        self._memory = KvMemory(config)
-        self._model = Model(config)
+        self._contents = make_contents(config)
         self._scheduler = Scheduler(config, self._pool)
         self._order = 0
         self._preemptions = 0
@@ -104,53 +102,53 @@ class EngineCore:
     def plan(self) -> Plan:
         """Choose the next step; its runs are in flight until `apply`."""
         plan = self._scheduler.plan()
-        for chunk in plan.chunks:
-            chunk.run.in_flight = chunk.tokens
+        for run, tokens, _ in plan.chunks:
+            run.in_flight = tokens
         self._preemptions += len(plan.preempted)
         return plan
 
+    def repeats(self, plan: Plan) -> int:
+        """Steps that may be made in one go before the next plan, this one included."""
+        most = self._config.steps_at_once_max
+        return 1 if most == 1 else self._scheduler.repeats(plan, most)
+
+    def advance(self, plan: Plan, steps: int) -> None:
+        """Carry out `steps` of a plan's repeats, none of them the last; the next one is in flight then."""
+        size, extend = self._config.block_tokens, self._contents.extend
+        for run, _, _ in plan.chunks:
+            first = run.computed
+            end = run.computed = first + steps
+            if end + 1 > len(run.table) * size:
+                self._scheduler.grow(run)
+            extend(run, steps)
+            if end // size > first // size:
+                self._publish(run, first // size)
+
     def apply(self, plan: Plan) -> Stepped:
-        """Write the step's KV, read everything back, choose the next tokens."""
-        outputs: list[Output] = []
-        finished: list[Run] = []
-        for chunk in plan.chunks:
-            run = chunk.run
+        """Write the step's KV, and choose the next tokens from it."""
+        sampled: list[tuple[Run, str | None]] = []
+        contents, size, runs = self._contents, self._config.block_tokens, self.runs
+        for run, tokens, _ in plan.chunks:
             run.in_flight = 0
-            if self.runs.get(run.slot) is not run:
+            if runs.get(run.slot) is not run:
                 continue
-            self._compute(chunk)
-            if run.computed == len(run.tokens):
-                output = self._sample(run)
-                outputs.append(output)
-                if output.finish is not None:
+            first = run.computed
+            end = run.computed = first + tokens
+            contents.write(run, first, end)
+            if end // size > first // size:
+                self._publish(run, first // size)
+            if end == len(run.tokens):
+                contents.extend(run, 1)
+                finish = run.chooser.finish(run.tokens[-1], end + 1 - run.prompt_tokens)
+                sampled.append((run, finish))
+                if finish is not None:
                     self.drop(run)
-                    finished.append(run)
-        return Stepped(tuple(outputs), tuple(finished))
-
-    def _compute(self, chunk: Chunk) -> None:
-        run, first = chunk.run, chunk.run.computed
-        end = first + chunk.tokens
-        before = self._memory.word(run.table, first - 1, run.outputs) if first else self._model.start
-        self._memory.write(run.table, first, chain(before, run.tokens[first:end], first))
-        run.computed = end
-        self._publish(run, first // self._config.block_tokens)
-
-    def _sample(self, run: Run) -> Output:
-        index = run.outputs
-        candidates = self._model.candidates(self._memory.digest(run.rows, run.computed, index))
-        token = run.chooser.choose(candidates, index)
-        run.tokens.append(token)
-        logprobs: tuple[bytes, ...] = ()
-        if run.spec.sampling.logprobs is not None:
-            logprobs = (run.chooser.entry(candidates, token),)
-            run.logprobs += logprobs
-        finish = run.chooser.finish(token, index + 1)
-        return Output(slot=run.slot, first=index, ids=(token,), logprobs=logprobs, finish=finish)
+        return Stepped(tuple(sampled))
 
     def _publish(self, run: Run, first: int) -> None:
         size = self._config.block_tokens
         full = run.computed // size
-        if full > first:
+        if full > first and self._config.prefix_cache:
             block_keys(run.tokens, run.keys, full, size)
             for index in range(first, full):
                 self._pool.publish(run.table[index], run.keys[index])
@@ -185,7 +183,7 @@ class EngineCore:
 
     def bytes_of(self, block: int) -> memoryview:
         """The writable bytes of one block."""
-        return self._memory.block(block)
+        return self._contents.block(block)
 
     # --- arrivals --------------------------------------------------------------------------------
 
@@ -196,7 +194,8 @@ class EngineCore:
             raise Refused("no_slots", f"all {self._config.slots_max} slots are taken")
         size, tokens = self._config.block_tokens, [*spec.prompt, *outputs]
         keys: list[bytes] = []
-        block_keys(tokens, keys, min(blocks, (len(tokens) - 1) // size), size)
+        known = min(blocks, (len(tokens) - 1) // size) if self._config.prefix_cache else 0
+        block_keys(tokens, keys, known, size)
         hits = self._pool.hits(keys)
         held = self._pool.reserve(blocks, hits)
         if held is None:
@@ -215,7 +214,7 @@ class EngineCore:
         block = reservation.blocks[index]
         if self._pool.generations[block] != reservation.generations[index]:
             raise IndexError(f"block {index} was given to somebody else")
-        return self._memory.block(block)
+        return self._contents.block(block)
 
     def cancel(self, reservation: Reservation) -> int:
         """End a reservation; return how many blocks it held. Gone: 0. No write may be in progress."""
@@ -264,14 +263,19 @@ class EngineCore:
         pool = self._pool
         return BlockAccount(total=pool.total, owned=pool.owned, free=pool.free, reserved=pool.reserved)
 
-    def load(self, step_ms: float) -> Load:
-        """The load right now; frozen runs with blocks count as running."""
-        waiting = [self._config.blocks_for(len(run.tokens)) for run in self._scheduler.waiting]
-        running = sum(run.status != WAITING for run in self.runs.values())
+    def load(self, step_ms: float, plan: Plan | None = None, ahead: int = 0) -> Load:
+        """The load right now, `ahead` steps of a plan that are over being still to carry out.
+
+        Frozen runs with blocks count as running.
+        """
+        size, scheduler = self._config.block_tokens, self._scheduler
+        waiting = [(len(run.tokens) + size - 1) // size for run in scheduler.waiting]
+        running = len(scheduler.running) + scheduler.slots_held - len(self.reservations)
+        given = self._scheduler.blocks_wanted(plan, ahead + 1) if plan is not None and ahead else 0
         return Load(
             running=running,
             waiting=len(self.runs) - running,
-            blocks_free=self._pool.free,
+            blocks_free=self._pool.free - given,
             blocks_reserved=self._pool.reserved,
             blocks_head=waiting[0] if waiting else 0,
             blocks_waiting=sum(waiting),
@@ -297,7 +301,7 @@ class EngineCore:
         return Run(slot, spec, outputs, self._order)
 
     def _check(self, spec: RequestSpec, outputs: tuple[int, ...]) -> None:
-        wrong = check_spec(spec, outputs, self._config.vocab_size)
+        wrong = check_spec(spec, outputs, self._config)
         if wrong is not None:
             raise Refused("bad_request", wrong)
         length = len(spec.prompt) + max(spec.sampling.max_tokens, len(outputs))

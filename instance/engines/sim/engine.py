@@ -16,18 +16,14 @@ from midstream.instance.engines.prefixes import PrefixLog
 from midstream.instance.engines.sim.arrivals import Arrivals
 from midstream.instance.engines.sim.config import SimConfig
 from midstream.instance.engines.sim.copies import Copies
-from midstream.instance.engines.sim.core import EngineCore
+from midstream.instance.engines.sim.core import EngineCore, Stepped
 from midstream.instance.engines.sim.run import Run
-from midstream.instance.engines.sim.scheduler import Plan
-from midstream.instance.engines.sim.steptime import StepTimeModel, load_model
+from midstream.instance.engines.sim.steps import Steps, Witness
 from midstream.migration.protocol.messages import RequestSpec, RunState
 from midstream.migration.transfers.base import Transfer
 
 OUTPUTS_MAX = 8_192
 """Outputs that may wait for the llumlet; the engine makes no step while there are more."""
-
-STEP_MEAN_WEIGHT = 0.2
-"""Weight of the newest decode step in the moving mean."""
 
 ENGINE_VERSION = "1"
 """Changes when the arithmetic of model or KV changes: engines of different versions exchange no KV."""
@@ -36,9 +32,9 @@ ENGINE_VERSION = "1"
 class SimEngine:
     """`Engine` by simulation. `transfers` are its own: it starts and stops them. It lives once."""
 
-    def __init__(self, config: SimConfig, transfers: Mapping[str, Transfer]) -> None:
+    def __init__(self, config: SimConfig, transfers: Mapping[str, Transfer], *, witness: Witness | None = None) -> None:
         self._config = config
-        self._times: StepTimeModel = load_model(config.step_times)
+        self._witness = witness
         self._transfers = transfers
         self._begin_empty()
         self._outputs: list[Output] = []
@@ -51,10 +47,11 @@ class SimEngine:
         """Ends the copies that were in progress when it died."""
         self._failure: str | None = None
         self._died = asyncio.Event()
-        self._step_ms = 0.0
+        self._told_at = 0.0
 
     def _begin_empty(self) -> None:
         self._core = EngineCore(self._config)
+        self._steps = Steps(self._core, self._config, self._witness)
         self._copies = Copies(self._core, self._transfers)
         self._arrivals = Arrivals(self._core, self._transfers, self._config.secret)
 
@@ -72,7 +69,7 @@ class SimEngine:
             dtype="uint64",
             block_tokens=config.block_tokens,
             block_bytes=config.block_bytes,
-            layout=f"planes-{config.planes}",
+            layout=f"planes-{config.planes}" if config.kv == "bytes" else config.kv,
         )
 
     @property
@@ -104,7 +101,7 @@ class SimEngine:
     async def start(self) -> None:
         """Start the transfers and the step loop."""
         await self._arrivals.start()
-        self._task = asyncio.get_running_loop().create_task(self._steps())
+        self._task = asyncio.get_running_loop().create_task(self._run_steps())
         self._task.add_done_callback(self._loop_ended)
 
     async def stop(self) -> None:
@@ -150,7 +147,7 @@ class SimEngine:
 
     # --- steps -----------------------------------------------------------------------------------
 
-    async def _steps(self) -> None:
+    async def _run_steps(self) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
@@ -158,33 +155,38 @@ class SimEngine:
             plan = self._core.plan()
             for run in plan.preempted:
                 self._copies.disturb(run, "preempted")
+                self._steps.preempted(run, began)
             if not plan.chunks:
                 await self._wake.wait()
                 began = loop.time()
                 continue
-            seconds = self._times.plan_ms(plan) * self._config.time_scale / 1000
-            await asyncio.sleep(max(0.0, began + seconds - loop.time()))
-            ended = loop.time()
-            self._note_step(plan, ended - began)
-            began = ended if ended > began + 2 * seconds else began + seconds
-            self._finish_step(plan)
+            stepped, began = await self._steps.make(plan, began, self._tell_at)
+            self._after_step(stepped, began)
             while len(self._outputs) >= OUTPUTS_MAX:
                 self._outputs_taken.clear()
                 await self._outputs_taken.wait()
 
-    def _finish_step(self, plan: Plan) -> None:
-        stepped = self._core.apply(plan)
-        self._emit(*stepped.outputs)
-        for run in stepped.finished:
-            self._copies.disturb(run, "gone")
-            self._answer_freezers(run, Refused("finished", f"{run.slot} ended with its last step"))
+    def _after_step(self, stepped: Stepped, ended: float) -> None:
+        self._tell(stepped, ended)
+        for run, finish in stepped.sampled:
+            if finish is not None:
+                self._copies.disturb(run, "gone")
+                self._answer_freezers(run, Refused("finished", f"{run.slot} ended with its last step"))
         for run in list(self._freezers):
             self._answer_freezers(run, None)
 
-    def _note_step(self, plan: Plan, seconds: float) -> None:
-        if all(chunk.is_decode for chunk in plan.chunks):
-            weight = STEP_MEAN_WEIGHT if self._step_ms else 1.0
-            self._step_ms += weight * (seconds * 1000 - self._step_ms)
+    @property
+    def _tell_at(self) -> float:
+        return self._told_at + self._config.stream_interval_ms / 1000
+
+    def _tell(self, stepped: Stepped, now: float) -> None:
+        """First and last tokens at once, those between when it is time."""
+        is_time = now >= self._tell_at
+        if is_time:
+            self._told_at = now
+        self._emit(
+            *(run.tell(finish) for run, finish in stepped.sampled if is_time or finish is not None or run.is_silent)
+        )
 
     def _emit(self, *outputs: Output) -> None:
         if outputs:
@@ -198,6 +200,7 @@ class SimEngine:
         self._must_live()
         if slot in self._core.runs or slot in self._core.reservations:
             return
+        self._steps.cut()
         output = self._core.submit(slot, spec, outputs)
         if output is not None:
             self._emit(output)
@@ -205,6 +208,7 @@ class SimEngine:
 
     async def abort(self, slot: str) -> int:
         """End a run or a reservation; return the blocks it held once nothing reads or writes them."""
+        self._steps.cut()
         run = self._core.runs.get(slot)
         if run is None:
             freed = await self._arrivals.cancel(slot)
@@ -214,6 +218,7 @@ class SimEngine:
             self._copies.disturb(run, "gone")
             self._answer_freezers(run, Refused("gone", f"{slot} was aborted"))
             await self._copies.settle(run)
+        self._steps.cut()
         self._wake.set()
         return freed
 
@@ -228,10 +233,11 @@ class SimEngine:
 
     def load(self) -> Load:
         """The load right now."""
-        return self._core.load(self._step_ms)
+        return self._steps.load()
 
     def account(self) -> BlockAccount:
         """Where all blocks are."""
+        self._steps.catch_up()
         return self._core.account()
 
     def faults(self) -> tuple[str, ...]:
@@ -240,22 +246,26 @@ class SimEngine:
 
     def progress(self) -> tuple[SlotProgress, ...]:
         """All runs, in arrival order."""
+        self._steps.catch_up()
         runs = sorted(self._core.runs.values(), key=lambda run: run.rank[1:])
         return tuple(run.progress() for run in runs)
 
     async def describe(self, slot: str) -> SlotProgress:
         """Raises `Refused("gone")`."""
+        self._steps.catch_up()
         return self._run(slot).progress()
 
     # --- leaving ---------------------------------------------------------------------------------
 
     async def copy(self, slot: str, first_block: int, route: Route, *, checksum: bool = False) -> RoundReport:
         """Copy what is final from there on. Raises `TransferFailed`, `Refused` (`gone`, `preempted`, `thawed`)."""
+        self._steps.cut()
         core, run = self._core, self._run(slot)
         pinned = core.pin(run, first_block)
         try:
             report = await self._copies.copy(pinned, route, checksum=checksum)
         finally:
+            self._steps.cut()
             self._wake.set()
         next_block = first_block + len(pinned.blocks)
         return RoundReport(
@@ -269,9 +279,10 @@ class SimEngine:
 
     async def freeze(self, slot: str) -> RunState:
         """Take the run out at the next step boundary. Raises `Refused` (`gone`, `finished`), `EngineFailed`."""
+        self._steps.cut()
         run = self._run(slot)
         if not run.in_flight:
-            return self._core.freeze(run)
+            return self._freeze(run)
         answer: asyncio.Future[RunState] = asyncio.get_running_loop().create_future()
         self._freezers.setdefault(run, []).append(answer)
         try:
@@ -283,17 +294,24 @@ class SimEngine:
 
     async def thaw(self, slot: str) -> None:
         """Let a frozen run go on exactly where it was. Not frozen or gone: nothing."""
+        self._steps.cut()
         run = self._core.runs.get(slot)
         if run is not None and run.is_frozen:
             self._copies.disturb(run, "thawed")
             self._core.thaw(run)
             self._wake.set()
 
+    def _freeze(self, run: Run) -> RunState:
+        state = self._core.freeze(run)
+        if run.told < run.outputs:
+            self._emit(run.tell())
+        return state
+
     def _answer_freezers(self, run: Run, no: Exception | None) -> None:
         waiting = [answer for answer in self._freezers.pop(run, ()) if not answer.done()]
         for answer in waiting:
             if no is None:
-                answer.set_result(self._core.freeze(run))
+                answer.set_result(self._freeze(run))
             else:
                 answer.set_exception(no)
 
@@ -306,13 +324,16 @@ class SimEngine:
         self._must_live()
         if slot in self._core.runs:
             raise Refused("duplicate", f"{slot} already runs here")
+        self._steps.cut()
         return self._arrivals.reserve(slot, spec, outputs, blocks, transfers)
 
     async def adopt(self, slot: str, state: RunState) -> None:
         """Turn a reservation into a run that takes part in the next step. Again: nothing. Raises `Refused("gone")`."""
         self._must_live()
         if slot not in self._core.runs:
+            self._steps.cut()
             await self._arrivals.adopt(slot, state)
+            self._steps.cut()
             self._wake.set()
 
     def _run(self, slot: str) -> Run:
@@ -324,3 +345,8 @@ class SimEngine:
     def _must_live(self) -> None:
         if self._failure is not None:
             raise EngineFailed(self._failure)
+
+
+def _ring(rung: asyncio.Future[None]) -> None:
+    if not rung.done():
+        rung.set_result(None)

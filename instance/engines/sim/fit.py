@@ -9,9 +9,10 @@ number of prompt tokens, made monotone. Errors of the fit are columns of the res
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import median
 
@@ -43,10 +44,16 @@ def main(path: Path) -> None:
     """Read measurements, write constants."""
     with path.open(encoding="utf-8") as lines:
         groups = _by_machine(csv.DictReader(lines))
-    writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+    sys.stdout.write(as_csv({name: fitted(rows) for name, rows in sorted(groups.items())}))
+
+
+def as_csv(constants: Mapping[str, Row]) -> str:
+    """Constants by name as the file that `steptime.load_model` reads."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for name, rows in sorted(groups.items()):
-        writer.writerow({"name": name} | _fit(rows))
+    writer.writerows({"name": name} | row for name, row in constants.items())
+    return text.getvalue()
 
 
 def _by_machine(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -57,14 +64,19 @@ def _by_machine(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return groups
 
 
-def _fit(rows: list[Row]) -> dict[str, str]:
+def fitted(rows: list[Row], alone: list[Row] | None = None) -> Row:
+    """Constants and errors of the fit to one machine's measurements, as text.
+
+    `alone`: the measurements whose prefill was one pass; all of them if not given.
+    """
+    alone = rows if alone is None else alone
     base, request, token = _fit_decode(rows)
-    knots = _fit_prefill(rows)
+    knots = _fit_prefill(alone)
     model = StepTimeModel(
         decode_base_ms=base, decode_request_ms=request, decode_token_ms=token, prefill_knots=tuple(knots)
     )
     decode = [abs(model.decode_ms(_batch(r), _context(r)) / float(r["decode_step_ms_p50"]) - 1) for r in rows]
-    prefill = [abs(model.prefill_ms(_prompt(r)) / float(r["prefill_ms_p50"]) - 1) for r in rows]
+    prefill = [abs(model.prefill_ms(_prompt(r)) / float(r["prefill_ms_p50"]) - 1) for r in alone]
     return {
         "decode_base_ms": f"{base:.4f}",
         "decode_request_ms": f"{request:.5f}",

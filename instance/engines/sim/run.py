@@ -7,7 +7,7 @@ from itertools import islice
 
 import numpy as np
 
-from midstream.instance.engines.base import SlotProgress
+from midstream.instance.engines.base import Output, SlotProgress
 from midstream.instance.engines.sim.kv import Rows
 from midstream.instance.engines.sim.model import block_keys
 from midstream.instance.engines.sim.sampler import Chooser
@@ -23,23 +23,25 @@ class Run:
     """One run: tokens, how many of them have KV, and the blocks that hold it. Changed by the core alone."""
 
     __slots__ = (
+        "_rows",
         "chooser",
         "computed",
         "generations",
         "in_flight",
         "is_frozen",
+        "is_silent",
         "keys",
         "logprobs",
         "pins",
         "preemptions",
         "prompt_tokens",
         "rank",
-        "rows",
         "slot",
         "spec",
         "status",
         "table",
         "tokens",
+        "told",
     )
 
     def __init__(self, slot: str, spec: RequestSpec, outputs: tuple[int, ...], order: int) -> None:
@@ -47,6 +49,10 @@ class Run:
         self.spec = spec
         self.tokens = [*spec.prompt, *outputs]
         self.prompt_tokens = len(spec.prompt)
+        self.told = len(outputs)
+        """Output tokens that were given to the llumlet."""
+        self.is_silent = True
+        """It told none of its own tokens yet."""
         self.rank: Rank = (spec.priority, spec.arrival_ms, order)
         """Lower goes first: priority, then arrival, then the order in which this engine met them."""
         self.chooser = Chooser(spec, outputs)
@@ -62,12 +68,19 @@ class Run:
         self.keys: list[bytes] = []
         self.table: list[int] = []
         self.generations: list[int] = []
-        self.rows: Rows = np.empty(0, dtype=np.intp)
+        self._rows: Rows | None = None
 
     @property
     def outputs(self) -> int:
         """Output tokens so far."""
         return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def rows(self) -> Rows:
+        """Its blocks, for looking up all of their words at once."""
+        if self._rows is None:
+            self._rows = np.array(self.table, dtype=np.intp)
+        return self._rows
 
     @property
     def is_decoding(self) -> bool:
@@ -92,12 +105,12 @@ class Run:
         """Add blocks to its table, each with the life in which it was given."""
         self.table += blocks
         self.generations += generations
-        self.rows = np.array(self.table, dtype=np.intp)
+        self._rows = None
 
     def strip(self) -> list[int]:
         """Take all blocks from it."""
         blocks, self.table, self.generations = self.table, [], []
-        self.rows = np.empty(0, dtype=np.intp)
+        self._rows = None
         self.computed = 0
         return blocks
 
@@ -111,6 +124,22 @@ class Run:
             computed=self.computed,
             blocks=len(self.table),
             preemptions=self.preemptions,
+        )
+
+    @property
+    def tokens_to_go(self) -> int:
+        """Output tokens until its length ends it."""
+        return self.prompt_tokens + self.spec.sampling.max_tokens - len(self.tokens)
+
+    def tell(self, finish: str | None = None) -> Output:
+        """Everything not told yet, as an output."""
+        first, self.told, self.is_silent = self.told, self.outputs, False
+        return Output(
+            slot=self.slot,
+            first=first,
+            ids=tuple(self.tokens[self.prompt_tokens + first :]),
+            logprobs=tuple(self.logprobs[first:]),
+            finish=finish,
         )
 
     def state(self, block_tokens: int) -> RunState:

@@ -7,7 +7,7 @@ the first in rank always gets on and two runs cannot preempt each other in turn 
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -68,16 +68,23 @@ class Scheduler:
         chunks: dict[str, Chunk] = {}
         preempted: list[Run] = []
         budget = self._config.step_tokens_max
-        decoding = [run for run in self.running if run.is_decoding]
-        prefilling = [run for run in self.running if not run.is_decoding]
-        for run in decoding + prefilling:
+        for run, is_decode in self._in_turn():
             tokens = min(len(run.tokens) - run.computed, budget)
             if tokens and run.status == RUNNING and self._grow(run, tokens, chunks, preempted):
-                chunks[run.slot] = Chunk(run, tokens, run.is_decoding)
+                chunks[run.slot] = Chunk(run, tokens, is_decode)
                 budget -= tokens
         if not preempted:
             self._admit(budget, chunks)
         return Plan(tuple(chunks.values()), tuple(preempted))
+
+    def _in_turn(self) -> list[tuple[Run, bool]]:
+        """The running, those that decode first; and do they."""
+        decoding: list[tuple[Run, bool]] = []
+        prefilling: list[tuple[Run, bool]] = []
+        for run in self.running:
+            is_decode = 0 < run.computed == len(run.tokens) - 1
+            (decoding if is_decode else prefilling).append((run, is_decode))
+        return decoding + prefilling
 
     def _admit(self, budget: int, chunks: dict[str, Chunk]) -> None:
         while budget and self.waiting and self.slots_free > 0:
@@ -94,7 +101,8 @@ class Scheduler:
         """Give a waiting run all the blocks its tokens need, known ones first; the last token is always computed."""
         size, pool = self._config.block_tokens, self._pool
         needed = self._config.blocks_for(len(run.tokens))
-        hits = pool.hits(run.content_keys((len(run.tokens) - 1) // size, size))
+        known = (len(run.tokens) - 1) // size if self._config.prefix_cache else 0
+        hits = pool.hits(run.content_keys(known, size))
         if pool.cost(needed, hits) > pool.free:
             return False
         pool.acquire(hits)
@@ -104,7 +112,8 @@ class Scheduler:
 
     def _grow(self, run: Run, tokens: int, chunks: dict[str, Chunk], preempted: list[Run]) -> bool:
         """See that a run has blocks for its next `tokens` positions; False if it must sit this step out."""
-        missing = self._config.blocks_for(run.computed + tokens) - len(run.table)
+        size, room = self._config.block_tokens, len(run.table)
+        missing = (run.computed + tokens + size - 1) // size - room
         if missing <= 0:
             return True
         while self._pool.free < missing:
@@ -117,6 +126,34 @@ class Scheduler:
                 return False  # its blocks come back when the copy that reads them has stopped
         self._give(run, self._must(missing))
         return True
+
+    def repeats(self, plan: Plan, most: int) -> int:
+        """How many times in a row a plan just made may be carried out as it is, if nobody comes or goes meanwhile.
+
+        Only the last of these steps may end a run, or bring a first token. A waiting head that found no room finds none
+        later either: decodes only use up blocks.
+        """
+        if plan.preempted or len(plan.chunks) != len(self.running):
+            return 1
+        if not all(chunk.is_decode and not chunk.run.is_silent for chunk in plan.chunks):
+            return 1
+        most = min(most, *(chunk.run.tokens_to_go for chunk in plan.chunks))
+        if self.blocks_wanted(plan, most) <= self._pool.free:
+            return most
+        return bisect_right(range(most), self._pool.free, lo=1, key=lambda steps: self.blocks_wanted(plan, steps + 1))
+
+    def grow(self, run: Run) -> None:
+        """Give a run the blocks up to its next position; `repeats` saw that there are enough."""
+        self._give(run, self._must(self._config.blocks_for(run.computed + 1) - len(run.table)))
+
+    def blocks_wanted(self, plan: Plan, steps: int) -> int:
+        """Blocks to give out in the course of so many decode steps of a plan."""
+        size, wanted = self._config.block_tokens, 0
+        for run, _, _ in plan.chunks:
+            missing = (run.computed + steps + size - 1) // size - len(run.table)
+            if missing > 0:
+                wanted += missing
+        return wanted
 
     def _give(self, run: Run, blocks: list[int]) -> None:
         run.give(blocks, [self._pool.generations[block] for block in blocks])

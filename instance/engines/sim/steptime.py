@@ -6,6 +6,7 @@ import csv
 from bisect import bisect_right
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 
 import msgspec
 
@@ -28,7 +29,11 @@ class StepTimeModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def decode_ms(self, requests: int, context_tokens: int) -> float:
         """One token for each of `requests` requests, whose contexts add up to `context_tokens`."""
-        return self.decode_base_ms + self.decode_request_ms * requests + self.decode_token_ms * context_tokens
+        return self.batch_ms(requests) + self.decode_token_ms * context_tokens
+
+    def batch_ms(self, requests: int) -> float:
+        """The part of a decode step that does not depend on contexts."""
+        return self.decode_base_ms + self.decode_request_ms * requests
 
     def prefill_ms(self, tokens: int) -> float:
         """One pass over `tokens` prompt tokens."""
@@ -51,8 +56,12 @@ class StepTimeModel(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=32)
 def load_model(name: str) -> StepTimeModel:
-    """The fitted model called `model/hardware/tensor-parallel`. Raises `UnknownThing` with the known names."""
-    models = {row["name"]: row for row in _rows()}
+    """The fitted model called `model/hardware/tensor-parallel`, or the first of a CSV file of constants (`fit.py`).
+
+    Raises `UnknownThing` with the known names.
+    """
+    models = _models(name)
+    name = next(iter(models), name) if name.endswith(".csv") else name
     if name not in models:
         raise UnknownThing(f"no step times {name!r}; known: {', '.join(sorted(models))}")
     row = models[name]
@@ -65,6 +74,13 @@ def load_model(name: str) -> StepTimeModel:
     )
 
 
-def _rows() -> list[dict[str, str]]:
-    text = files("midstream.instance.engines.sim.data").joinpath(CONSTANTS).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
+def _models(name: str) -> dict[str, dict[str, str]]:
+    try:
+        text = Path(name).read_text(encoding="utf-8") if name.endswith(".csv") else _known()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnknownThing(f"step times {name} cannot be read: {error}") from None
+    return {row["name"]: row for row in csv.DictReader(text.splitlines())}
+
+
+def _known() -> str:
+    return files("midstream.instance.engines.sim.data").joinpath(CONSTANTS).read_text(encoding="utf-8")

@@ -65,7 +65,7 @@ class EngineMachine(RuleBasedStateMachine):
     def steps(self, place: int, count: int) -> None:
         core = self.cores[place]
         for _ in range(count):
-            for output in core.apply(core.plan()).outputs:
+            for output in [run.tell(finish) for run, finish in core.apply(core.plan()).sampled]:
                 request = self.request_of(output.slot)
                 assert output.first == len(self.outputs[request])
                 self.outputs[request] += output.ids
