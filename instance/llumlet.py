@@ -78,7 +78,6 @@ class Llumlet:
         """Set whenever work may have appeared: wakes the idle loops."""
         self.tasks = Supervisor(recorder)
         self.acts = Acts(self)
-        """Requests whose seats hold something: the others only remember."""
         self._gateways: dict[Node, float] = {}
         self._since: dict[str, tuple[str, float]] = {}
         self._empty_since: dict[str, float] = {}
