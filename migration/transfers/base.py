@@ -43,6 +43,11 @@ class Transfer(Protocol):
 
     name: str
 
+    @property
+    def offer(self) -> str:
+        """What peers are told: the name, and `@place` behind it if only peers of that place can use it."""
+        ...
+
     async def start(self) -> str:
         """Listen; return the address peers use (bound, not configured)."""
         ...

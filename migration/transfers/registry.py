@@ -9,6 +9,7 @@ from midstream.control.errors import UnknownThing
 from midstream.migration.transfers.base import Transfer
 
 TRANSFERS = {
+    "shm": "midstream.migration.transfers.shm:ShmTransfer",
     "rpc": "midstream.migration.transfers.rpc:RpcTransfer",
     "memory": "midstream.migration.transfers.memory:MemoryTransfer",
 }

@@ -1,4 +1,4 @@
-"""A non-blocking TCP socket that scatters into memory and gathers from it, with a deadline on every wait."""
+"""A non-blocking TCP or Unix socket that scatters into memory and gathers from it, with a deadline on every wait."""
 
 from __future__ import annotations
 
@@ -41,12 +41,8 @@ class Stream:
         self._turn_bytes = 0
         self._waiting: _Waiting | None = None
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+        if sock.family != socket.AF_UNIX:
+            _notice_dead_hosts(sock)
 
     async def read(self, count: int, *, is_idle: bool = False) -> bytes:
         """Exactly `count` bytes. With `is_idle` the first of them may take for ever."""
@@ -115,6 +111,27 @@ class Stream:
         except OSError:
             return b""
 
+    async def read_descriptor(self) -> int:
+        """The open file that the peer sends with its next byte, on a Unix socket. Raises `PeerGone` for none."""
+        while True:
+            try:
+                _, numbers, _, _ = socket.recv_fds(self._sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                await self._wait(self._loop.add_reader, self._loop.remove_reader, self._stall_s)
+                continue
+            if not numbers:
+                raise PeerGone("closed, or sent no file")
+            return numbers[0]
+
+    async def write_descriptor(self, number: int) -> None:
+        """Give the peer an open file."""
+        while True:
+            try:
+                socket.send_fds(self._sock, [b"f"], [number])
+                return
+            except BlockingIOError:
+                await self._wait(self._loop.add_writer, self._loop.remove_writer, self._stall_s)
+
     def write_now(self, data: bytes) -> None:
         """Send a few last bytes if the kernel takes them at once."""
         try:
@@ -146,6 +163,24 @@ class Stream:
             self._turn_bytes = 0
             await asyncio.sleep(0)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether our end was closed."""
+        return self._sock.fileno() < 0
+
+    def say_goodbye(self) -> None:
+        """We send no more."""
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # the peer was first
+
+    async def drain(self) -> None:
+        """Return when the peer has closed its end. Raises `OSError` if it does not within the stall time."""
+        async with asyncio.timeout(self._stall_s):
+            while await self._loop.sock_recv(self._sock, PIECES_MAX):
+                pass
+
     def close(self) -> None:
         """Close in good order; whoever waits on the stream gets `PeerGone`."""
         if self._waiting is not None:
@@ -158,6 +193,15 @@ class Stream:
         if self._sock.fileno() >= 0:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close()
+
+
+def _notice_dead_hosts(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
 
 
 class _Waiting:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from midstream.control.errors import BadInput, TransferFailed
-from midstream.migration.transfers import rpc, rpc_format
+from midstream.migration.transfers import endpoint, rpc_format
 from midstream.migration.transfers.rpc import RpcTransfer
 from midstream.migration.transfers.rpc_socket import Stream, connect, parse_address
 from tests.contracts.test_transfer import Memory
@@ -181,7 +181,7 @@ def _one_stranger(port: int, rng: random.Random) -> None:
 
 async def test_P28_too_many_connections_are_closed_and_the_rest_works(pair, monkeypatch):
     source, target, address = pair
-    monkeypatch.setattr(rpc, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(endpoint, "CONNECTIONS_MAX", 3)
     target.expect("h", Memory(1).block)
     channels = [await source.open(address, "h") for _ in range(3)]
     with pytest.raises(TransferFailed):
@@ -195,7 +195,7 @@ async def test_P28_too_many_connections_are_closed_and_the_rest_works(pair, monk
 async def test_P13_a_connection_that_never_introduces_itself_is_closed(pair):
     _, target, address = pair
     reader, writer = await asyncio.open_connection(*parse_address(address))
-    async with asyncio.timeout(rpc.CONNECT_S + 2):
+    async with asyncio.timeout(endpoint.CONNECT_S + 2):
         assert len(await reader.read()) == rpc_format.GREETING.size
     writer.close()
     await writer.wait_closed()
@@ -252,7 +252,7 @@ async def test_P13_a_killed_or_hung_target_fails_the_copy_within_about_a_second(
     started = asyncio.get_running_loop().time()
     with pytest.raises(TransferFailed):
         await channel.send(sent.all())
-    assert asyncio.get_running_loop().time() - started < rpc.STALL_S + 1.5
+    assert asyncio.get_running_loop().time() - started < endpoint.STALL_S + 1.5
 
 
 async def test_stop_while_a_send_waits_ends_it_at_once(pair, peer_process):
