@@ -106,6 +106,7 @@ def prepared(seat: Seat, sender: Node, what: Prepared) -> Step:
         blocks_reserved=what.blocks_reserved,
         blocks_cached=what.blocks_cached,
         transfer=what.transfer,
+        transfer_why=what.why,
     )
     if what.blocks_reserved == 0:
         seat, freeze = _freeze(seat, run, replace(move, prepared=what))

@@ -11,21 +11,20 @@ import secrets
 import socket
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
 
 from midstream.control.errors import BadInput, TransferFailed
 from midstream.migration.transfers import rpc_format as wire
-from midstream.migration.transfers.base import Channel, Sink
+from midstream.migration.transfers.base import Channel, Sink, Where
 from midstream.migration.transfers.rpc_receiver import Refusal, Reservation, admit
 from midstream.migration.transfers.rpc_socket import Stream, connect, listen
+from midstream.migration.transfers.shm_memory import Region
 
 CONNECT_S = 1.0
 """Connecting and the handshake, on either side."""
-STALL_S = 1.0
-"""A copy without progress for so long has failed. A link must carry what kernels buffer, about 4 MB, in that time."""
 CONNECTIONS_MAX = 256
 """Incoming connections; more are closed at once."""
 BACKLOG = 128
@@ -39,17 +38,17 @@ class Endpoint(ABC):
     """One process's end of one backend, both directions.
 
     Both ends of a connection prove that they hold `secret`; the handle is checked in the handshake and before every
-    write into reserved memory. `counters` has incoming connections: `admitted`, `refused`, `refused_too_many`, `broken`.
+    write into reserved memory. `counters` counts connections: `admitted`, `refused`, `refused_too_many`, `broken`.
     """
 
     name: str
 
-    def __init__(self, *, secret: bytes, stall_s: float) -> None:
-        if not secret:
+    def __init__(self, where: Where, regions: Sequence[Region] = ()) -> None:
+        """`regions`: memory of ours that a backend may let peers map."""
+        if not where.secret:
             raise BadInput("a transfer needs a shared secret")
         self.counters: Counter[str] = Counter()
-        self.stall_s = stall_s
-        self._secret = secret
+        self.where = where
         self._listener: socket.socket | None = None
         self._reservations: dict[bytes, Reservation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,7 +111,7 @@ class Endpoint(ABC):
     async def _introduced(self, address: str, handle: bytes) -> Channel:
         stream = await self._connect(address)
         try:
-            await introduce(stream, handle, self._secret)
+            await introduce(stream, handle, self.where.secret)
             return await self._channel(stream, handle, self._channels.discard)
         except BaseException:
             stream.abort()
@@ -153,10 +152,10 @@ class Endpoint(ABC):
 
     async def _serve(self, sock: socket.socket) -> None:
         """One incoming connection, to its end. Nothing that a peer does gets further than this."""
-        stream = Stream(sock, self.stall_s)
+        stream = Stream(sock, self.where.stall_s)
         try:
             async with asyncio.timeout(CONNECT_S):
-                handle, reservation = await admit(stream, self._secret, self._reservations.get)
+                handle, reservation = await admit(stream, self.where.secret, self._reservations.get)
             self.counters["admitted"] += 1
             await self._held(stream, handle, reservation)
         except Refusal as refusal:
@@ -205,33 +204,24 @@ async def introduce(stream: Stream, handle: bytes, secret: bytes) -> None:
 class TcpEndpoint(Endpoint):
     """An endpoint on a TCP port."""
 
-    def __init__(
-        self,
-        bind_host: str,
-        port: int = 0,
-        *,
-        secret: bytes,
-        advertise_host: str | None = None,
-        stall_s: float = STALL_S,
-    ) -> None:
-        if bind_host in ANY_HOST and not advertise_host:
-            raise BadInput(f"bound to {bind_host!r}, a transfer needs an advertised host that peers can reach")
-        super().__init__(secret=secret, stall_s=stall_s)
-        self._bind = (bind_host, port)
-        self._advertise_host = advertise_host or bind_host
+    def __init__(self, where: Where, regions: Sequence[Region] = ()) -> None:
+        if where.bind_host in ANY_HOST and not where.advertise_host:
+            raise BadInput(f"bound to {where.bind_host!r}, a transfer needs an advertised host that peers can reach")
+        super().__init__(where)
 
     def _listen(self) -> tuple[socket.socket, str]:
         """Bound and shown as `tcp://host:port`. Raises `BadInput`."""
-        host, port = self._bind
+        host, port = self.where.bind_host, self.where.port
         try:
             listener = listen(host, port, BACKLOG)
         except OSError as error:
             raise BadInput(f"cannot listen on {host}:{port}: {error}") from None
-        shown = f"[{self._advertise_host}]" if ":" in self._advertise_host else self._advertise_host
+        reached = self.where.advertise_host or host
+        shown = f"[{reached}]" if ":" in reached else reached
         return listener, f"tcp://{shown}:{listener.getsockname()[1]}"
 
     async def _connect(self, address: str) -> Stream:
-        return await connect(address, self.stall_s)
+        return await connect(address, self.where.stall_s)
 
 
 async def _end(tasks: set[asyncio.Task[None]]) -> None:

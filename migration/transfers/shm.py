@@ -13,8 +13,8 @@ import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from midstream.migration.transfers.base import Channel
-from midstream.migration.transfers.endpoint import BACKLOG, STALL_S, Endpoint
+from midstream.migration.transfers.base import Channel, Where
+from midstream.migration.transfers.endpoint import BACKLOG, Endpoint
 from midstream.migration.transfers.rpc_receiver import Reservation
 from midstream.migration.transfers.rpc_socket import PeerGone, Stream
 from midstream.migration.transfers.shm_channel import ShmChannel
@@ -38,8 +38,8 @@ class ShmTransfer(Endpoint):
 
     name = "shm"
 
-    def __init__(self, *, secret: bytes, regions: Sequence[Region] = (), stall_s: float = STALL_S) -> None:
-        super().__init__(secret=secret, stall_s=stall_s)
+    def __init__(self, where: Where, regions: Sequence[Region] = ()) -> None:
+        super().__init__(where)
         self._regions = Regions(regions)
         self.staging = Staging()
         self.mappings = Mappings()
@@ -74,7 +74,7 @@ class ShmTransfer(Endpoint):
             sock.connect(f"\0{name}")
             if not _is_ours(sock):
                 raise PeerGone("it is of another user")
-            return Stream(sock, self.stall_s)
+            return Stream(sock, self.where.stall_s)
         except BaseException:
             sock.close()
             raise

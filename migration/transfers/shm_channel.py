@@ -22,14 +22,13 @@ from midstream.migration.transfers.shm_memory import Region, Regions, address_of
 from midstream.migration.transfers.shm_staging import Slot, Staging
 from midstream.migration.transfers.threads import in_thread
 
-
 Offsets = npt.NDArray[np.uint64]
 
 
 class Piece(NamedTuple):
     """Part of a block, and where it lies; `region` is None for memory that cannot be mapped."""
 
-    index: int
+    block: int
     view: memoryview
     whole: int
     skip: int
@@ -89,7 +88,7 @@ class ShmChannel:
         slot = None if frame[0].region is not None else await self._staged(frame)
         region, offsets = _where(frame) if slot is None else (slot.region, slot.offsets(len(frame), len(frame[0].view)))
         self._unanswered.append((len(frame), slot))
-        table = np.array([piece.index for piece in frame], "<u4").tobytes()
+        table = np.array([piece.block for piece in frame], "<u4").tobytes()
         views = [piece.view for piece in frame]
         crc = b""
         if is_checked:
@@ -98,7 +97,7 @@ class ShmChannel:
             op=wire.OP_BLOCKS,
             flags=wire.FLAG_CHECKSUM if is_checked else 0,
             region=await self._number_of(region),
-            count=len(frame),
+            pieces=len(frame),
             length=len(views[0]),
             whole=frame[0].whole,
             skip=frame[0].skip,

@@ -1,4 +1,4 @@
-"""What travels over the Unix socket of an shm transfer, after the handshake of `rpc_format`: where bytes lie, not bytes.
+"""What travels over the Unix socket of an shm transfer, after the handshake of `rpc_format`: where bytes lie.
 
 All numbers are little-endian.
 
@@ -41,7 +41,7 @@ class Header(NamedTuple):
     op: int
     flags: int
     region: int
-    count: int
+    pieces: int
     length: int
     whole: int
     skip: int
@@ -59,14 +59,14 @@ def unpack_header(data: bytes) -> Header:
     if magic != MAGIC or header.op not in (OP_REGION, OP_BLOCKS) or header.flags & ~FLAG_CHECKSUM:
         raise BadFrame("not a frame of this version")
     if header.op == OP_BLOCKS and not _is_sane(header):
-        raise BadFrame(f"{header.count} pieces of {header.length} bytes")
+        raise BadFrame(f"{header.pieces} pieces of {header.length} bytes")
     return header
 
 
 def _is_sane(header: Header) -> bool:
     return (
-        1 <= header.count <= FRAME_PIECES_MAX
-        and 1 <= header.length
-        and header.count * header.length <= FRAME_BYTES_MAX
+        1 <= header.pieces <= FRAME_PIECES_MAX
+        and header.length >= 1
+        and header.pieces * header.length <= FRAME_BYTES_MAX
         and header.skip + header.length <= header.whole <= BLOCK_BYTES_MAX
     )

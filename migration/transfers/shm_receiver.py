@@ -77,16 +77,16 @@ class Receiver:
             os.close(number)
 
     async def _take_blocks(self, header: wire.Header) -> None:
-        table = await self._stream.read(header.count * 12)
-        indexes = np.frombuffer(table, "<u4", header.count)
+        table = await self._stream.read(header.pieces * 12)
+        indexes = np.frombuffer(table, "<u4", header.pieces)
         theirs = None
         if header.flags & wire.FLAG_CHECKSUM:
             (theirs,) = wire.CHECKSUM.unpack(await self._stream.read(wire.CHECKSUM.size))
-        sources = self._sources(header, np.frombuffer(table, "<u8", header.count, 4 * header.count))
+        sources = self._sources(header, np.frombuffer(table, "<u8", header.pieces, 4 * header.pieces))
         end = header.skip + header.length
         views = [place(self._reservation, index, header.whole)[header.skip : end] for index in indexes.tolist()]
         targets = np.array([address_of(view) for view in views], np.int64)
-        known = table[: 4 * header.count]
+        known = table[: 4 * header.pieces]
 
         def store() -> int:
             try:
@@ -98,7 +98,7 @@ class Receiver:
             finally:
                 views.clear()  # whoever keeps the job must not hold on to the engine's memory
 
-        self._start(store, header.count)
+        self._start(store, header.pieces)
 
     def _sources(self, header: wire.Header, offsets: npt.NDArray[np.uint64]) -> Addresses:
         if header.region >= len(self._regions):

@@ -14,7 +14,7 @@ from midstream.control.ids import Node
 from midstream.migration.transfers.base import Transfer
 from midstream.migration.transfers.registry import make_transfer
 from midstream.migration.wires.memory import MemoryNetwork
-from tests.contracts.transfer_kinds import Mapped
+from tests.contracts.transfer_kinds import HERE, Mapped
 
 BLOCK_BYTES = 3000
 
@@ -49,8 +49,8 @@ def memories() -> MakeTransfer:
 
 KINDS: dict[str, Callable[[], MakeTransfer]] = {
     "memory": memories,
-    "rpc": lambda: lambda _: make_transfer("rpc", "127.0.0.1", secret=b"a secret"),
-    "shm": lambda: lambda _: make_transfer("shm", secret=b"a secret"),
+    "rpc": lambda: lambda _: make_transfer("rpc", HERE),
+    "shm": lambda: lambda _: make_transfer("shm", HERE),
     "shm-mapped": lambda: lambda _: Mapped(),
 }
 """A new transfer is held to the contract by one line here."""

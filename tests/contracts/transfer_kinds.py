@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from midstream.migration.transfers.base import Channel, CopyReport
+from midstream.migration.transfers.base import Channel, CopyReport, Where
 from midstream.migration.transfers.shm import ShmTransfer
 from midstream.migration.transfers.shm_memory import Region
 
+HERE = Where(bind_host="127.0.0.1", secret=b"a secret")
 ARENA_BYTES = 1 << 28
 
 
@@ -17,7 +18,7 @@ class Mapped(ShmTransfer):
     def __init__(self) -> None:
         self._arena = Region(ARENA_BYTES)
         self._used = 0
-        super().__init__(secret=b"a secret", regions=[self._arena])
+        super().__init__(HERE, [self._arena])
 
     async def open(self, address: str, handle: str) -> Channel:
         return MappedChannel(self, await super().open(address, handle))
