@@ -31,6 +31,7 @@ CHECKED_MB: Final = 64
 LAG_BYTES: Final = 10 * 10**9
 STEADY_MB: Final = 64
 ANSWER_S: Final = 120.0
+PEER: Final = ("-m", "midstream.api.bench.transfer_peer")
 
 Raw = Callable[[int], Awaitable[float]]
 """Seconds that so many bytes take over the bare medium."""
@@ -100,7 +101,7 @@ class Pair:
 @asynccontextmanager
 async def _pair(layout: Layout, size: int, backends: tuple[str, ...]) -> AsyncIterator[Pair]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "midstream.api.bench.transfer_peer",
+        sys.executable, *PEER,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     memory = Paged(layout, size, SEED)
@@ -166,9 +167,7 @@ async def _rows(pair: Pair, backends: tuple[str, ...], size_mb: int, repeats: in
     return [_row(pair, backend, size_mb, speeds, ratios[backend]) for backend in backends]
 
 
-def _row(
-    pair: Pair, backend: str, size_mb: int, speeds: dict[str, list[float]], ratios: list[float]
-) -> dict[str, Any]:
+def _row(pair: Pair, backend: str, size_mb: int, speeds: dict[str, list[float]], ratios: list[float]) -> dict[str, Any]:
     ours, raw = speeds[backend], speeds[f"{backend} raw"]
     middle, raw_middle = statistics.median(ours), statistics.median(raw)
     return {
@@ -227,10 +226,14 @@ def draw(measured: Measured, folder: Path) -> None:
     """Our curves over their raw media, and the founding ones of another machine. Raises `BadInput`."""
     with plot(folder, "transfer", width=10.0, height=4.5, ncols=2) as (_, (ours, ratios)):
         for backend in measured.params["backends"]:
-            rows = [r for r in measured.rows if r["backend"] == backend and r["layout"] == measured.params["layouts"][0]]
+            rows = [
+                r for r in measured.rows if r["backend"] == backend and r["layout"] == measured.params["layouts"][0]
+            ]
             sizes = [row["size_mb"] for row in rows]
             (line,) = ours.plot(sizes, [row["gib_s"] for row in rows], marker="o", label=backend)
-            ours.plot(sizes, [row["raw_gib_s"] for row in rows], "--", color=line.get_color(), label=f"raw of {backend}")
+            ours.plot(
+                sizes, [row["raw_gib_s"] for row in rows], "--", color=line.get_color(), label=f"raw of {backend}"
+            )
             ratios.plot(sizes, [row["ratio"] for row in rows], marker="o", color=line.get_color(), label=backend)
         for backend, points in founding().items():
             ours.plot(*zip(*sorted(points.items()), strict=True), ":", alpha=0.6, label=f"{backend}, founding machine")

@@ -19,10 +19,12 @@ from midstream.migration.transfers.rpc_receiver import Reservation
 from midstream.migration.transfers.rpc_socket import PeerGone, Stream
 from midstream.migration.transfers.shm_channel import ShmChannel
 from midstream.migration.transfers.shm_memory import Mappings, Region, Regions, place
-from midstream.migration.transfers.shm_receiver import Receiver
-from midstream.migration.transfers.shm_staging import Staging
+from midstream.migration.transfers.shm_receiver import ShmReceiver
+from midstream.migration.transfers.slots import Slots
 
 SCHEME = "shm:"
+THREADS = 2
+"""One core's copy does not fill a memory bus. All moves into an instance share them, frame by frame, in order."""
 NAME_BYTES = 16
 PLACE_BYTES = 6
 PEER = struct.Struct("3i")
@@ -41,10 +43,10 @@ class ShmTransfer(Endpoint):
     def __init__(self, where: Where, regions: Sequence[Region] = ()) -> None:
         super().__init__(where)
         self._regions = Regions(regions)
-        self.staging = Staging()
+        self.staging = Slots(Region)
         self.mappings = Mappings()
         self._place = hashlib.blake2b(place().encode(), digest_size=PLACE_BYTES).hexdigest()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="midstream shm")
+        self._executor = _threads()
 
     @property
     def offer(self) -> str:
@@ -56,7 +58,7 @@ class ShmTransfer(Endpoint):
         await super().stop()
         self.mappings.clear()
         self._executor.shutdown(wait=False)
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="midstream shm")
+        self._executor = _threads()
 
     def _listen(self) -> tuple[socket.socket, str]:
         name = f"midstream-{secrets.token_hex(NAME_BYTES)}"
@@ -83,10 +85,14 @@ class ShmTransfer(Endpoint):
         return ShmChannel(stream, self._regions, self.staging, self._executor, left)
 
     async def _receive(self, stream: Stream, handle: bytes, reservation: Reservation) -> None:
-        await Receiver(stream, reservation, self.mappings, self._executor).serve()
+        await ShmReceiver(stream, reservation, self.mappings, self._executor).serve()
 
     def _is_welcome(self, sock: socket.socket) -> bool:
         return _is_ours(sock)
+
+
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="midstream shm")
 
 
 def _unix_socket() -> socket.socket:

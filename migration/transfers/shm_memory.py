@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
+from midstream.migration.transfers.pieces import address_of
 
 IDLE_S = 5.0
 """A peer's region stays mapped so long after its last connection: mapping it anew costs page faults."""
@@ -119,12 +119,6 @@ class Mappings:
                 mapping.expiry.cancel()
             mapping.close()
         self._mapped.clear()
-
-
-def address_of(view: memoryview) -> int:
-    """Where a contiguous view's bytes lie."""
-    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-    return address
 
 
 def place() -> str:

@@ -1,9 +1,10 @@
-"""What travels over the Unix socket of an shm transfer, after the handshake of `rpc_format`: where bytes lie.
+"""What transfers say on a connection, after the handshake of `rpc_format`, whose bytes take another way.
 
 All numbers are little-endian.
 
-    source  REGION  header; one byte that carries a descriptor: memory that later frames speak of, by its turn
-    source  BLOCKS  header, `count` indexes, `count` offsets, and with `FLAG_CHECKSUM` a CRC-32 of indexes and bytes
+    source  REGION  header; one byte that carries a descriptor: memory that later frames speak of, by its turn (`shm`)
+    source  BLOCKS  header, `pieces` indexes, `pieces` offsets in a region (`shm`), with `FLAG_CHECKSUM` a CRC-32 of
+                    indexes and bytes
     target  REPLY   code, pieces stored of one BLOCKS frame; answers come in order
 
 A piece is `length` bytes from `skip` on of a block that has `whole` bytes.
@@ -16,8 +17,8 @@ from typing import NamedTuple
 
 from midstream.migration.transfers.rpc_format import BLOCK_BYTES_MAX, BadFrame
 
-MAGIC = 0x4853_534D
-"""`MSSH` on the wire."""
+MAGIC = 0x5246_534D
+"""`MSFR` on the wire."""
 OP_REGION = 1
 OP_BLOCKS = 2
 FLAG_CHECKSUM = 1

@@ -12,6 +12,7 @@ import numpy.typing as npt
 STEP_BYTES_MAX = 4 * 1024 * 1024
 """Copied without asking whether to go on: about half a millisecond."""
 
+_Byte = ctypes.c_char
 Addresses = npt.NDArray[np.int64]
 
 
@@ -63,6 +64,13 @@ def runs(targets: Addresses, sources: Addresses, count_max: int) -> Iterator[tup
             count += 1
         yield first, count
         first += count
+
+
+def address_of(view: memoryview) -> int:
+    """Where a contiguous view's bytes lie."""
+    if view.readonly or not view.nbytes:
+        return int(np.frombuffer(view, np.uint8).ctypes.data)
+    return ctypes.addressof(_Byte.from_buffer(view))  # ten times as fast
 
 
 def checksum(views: Sequence[memoryview], table: bytes) -> int:
