@@ -1,4 +1,4 @@
-"""The other process of `bench transfer`: the target's memory and endpoints, told what to do by lines of JSON on stdin."""
+"""The other process of `bench transfer`: the target's memory and endpoints, driven by lines of JSON on stdin."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class TcpSink:
     """Reads streams of bytes into memory, in a thread, and acknowledges each."""
 
     def __init__(self, target: Bytes) -> None:
-        self._target = memoryview(target)
+        self._target = target.data
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
@@ -55,7 +55,7 @@ class TcpSource:
         """Seconds until all bytes are in the other's memory."""
         begun = time.perf_counter()
         self._sock.sendall(LENGTH.pack(size))
-        self._sock.sendall(memoryview(source[:size]))
+        self._sock.sendall(source[:size].data)
         self._sock.recv(1)
         return time.perf_counter() - begun
 

@@ -83,10 +83,12 @@ class FrameReceiver(ABC):
         blocks = np.frombuffer(indexes, "<u4").tolist()
         return [place(self._reservation, block, header.whole)[header.skip : end] for block in blocks]
 
-    def _start(self, store: Callable[[], int], pieces: int) -> None:
-        """Have `store` run in a thread, and its code told to the peer."""
+    def _start(self, store: Callable[[], int], pieces: int, let_go: Callable[[], None] | None = None) -> None:
+        """Have `store` run in a thread, and its code told to the peer; then `let_go` of what it needed."""
         job = asyncio.get_running_loop().run_in_executor(self._executor, store)
         self._jobs[job] = pieces
+        if let_go is not None:
+            job.add_done_callback(lambda _: let_go())
         job.add_done_callback(lambda _: self._answer_done())
 
     def _answer_done(self) -> None:

@@ -12,6 +12,7 @@ from midstream.migration.transfers.shm_memory import Region
 
 TRANSFERS = {
     "shm": "midstream.migration.transfers.shm:ShmTransfer",
+    "gloo": "midstream.migration.transfers.gloo:GlooTransfer",
     "rpc": "midstream.migration.transfers.rpc:RpcTransfer",
     "memory": "midstream.migration.transfers.memory:MemoryTransfer",
 }

@@ -164,6 +164,11 @@ class Stream:
             await asyncio.sleep(0)
 
     @property
+    def peer_host(self) -> str:
+        """The other end's address."""
+        return str(self._sock.getpeername()[0])
+
+    @property
     def is_closed(self) -> bool:
         """Whether our end was closed."""
         return self._sock.fileno() < 0

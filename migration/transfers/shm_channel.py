@@ -11,7 +11,7 @@ import numpy as np
 from midstream.migration.transfers import frame_format as wire
 from midstream.migration.transfers.base import Channel
 from midstream.migration.transfers.frames import FrameChannel, Piece
-from midstream.migration.transfers.pieces import address_of, checksum
+from midstream.migration.transfers.pieces import address_of, checksum, copy_pieces
 from midstream.migration.transfers.rpc_socket import Stream
 from midstream.migration.transfers.shm_memory import Region, Regions
 from midstream.migration.transfers.slots import Slot, Slots
@@ -51,7 +51,7 @@ class ShmChannel(FrameChannel):
     async def _staged(self, frame: list[Piece]) -> Slot[Region]:
         slot = await self._staging.take()
         try:
-            await in_thread(self._executor, lambda: slot.gather([piece.view for piece in frame]))
+            await in_thread(self._executor, lambda: _gather(slot, [piece.view for piece in frame]))
         except BaseException:
             self._staging.give_back(slot)
             raise
@@ -102,3 +102,9 @@ class ShmChannel(FrameChannel):
 
     def _ended(self) -> None:
         self._known.clear()
+
+
+def _gather(slot: Slot[Region], views: list[memoryview]) -> None:
+    length, start = len(views[0]), slot.memory.address + slot.start
+    targets = np.arange(start, start + len(views) * length, length)
+    copy_pieces(targets, np.array([address_of(view) for view in views], np.int64), length, lambda: True)

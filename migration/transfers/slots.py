@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from midstream.migration.transfers.frame_format import FRAME_BYTES_MAX
 
@@ -13,16 +13,7 @@ SLOTS = 8
 """Frames of one process that are on their way through its slots."""
 
 
-class Memory(Protocol):
-    """Some memory of the host."""
-
-    @property
-    def view(self) -> memoryview:
-        """Its bytes."""
-        ...
-
-
-M = TypeVar("M", bound=Memory)
+M = TypeVar("M")
 
 
 class Slot(Generic[M]):
@@ -31,14 +22,6 @@ class Slot(Generic[M]):
     def __init__(self, memory: M, start: int) -> None:
         self.memory = memory
         self.start = start
-
-    def gather(self, views: Sequence[memoryview]) -> int:
-        """Put views there, one behind the other; how many bytes that is."""
-        at, target = self.start, self.memory.view
-        for view in views:
-            target[at : at + len(view)] = view
-            at += len(view)
-        return at - self.start
 
 
 class Slots(Generic[M]):

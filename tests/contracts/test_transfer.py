@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import random
 from collections.abc import AsyncIterator, Callable
 
@@ -54,6 +55,8 @@ KINDS: dict[str, Callable[[], MakeTransfer]] = {
     "shm-mapped": lambda: lambda _: Mapped(),
 }
 """A new transfer is held to the contract by one line here."""
+if importlib.util.find_spec("torch") is not None:
+    KINDS["gloo"] = lambda: lambda _: make_transfer("gloo", HERE)
 
 
 @pytest.fixture(params=KINDS)

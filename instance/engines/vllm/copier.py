@@ -139,7 +139,7 @@ class Copier:
         return calls.Done(copied_bytes=report.copied_bytes, duration_ms=report.duration_ms)
 
     def _outgoing(self, order: calls.SendBlocks, window: Window) -> Iterator[tuple[int, memoryview]]:
-        """Pieces of equal length stand together, so that they fill a frame; the planes of a block lie at even distances."""
+        """Pieces of equal length together, so that they fill a frame; a block's planes lie at even distances."""
         count = len(self._memory.planes)
         alike: dict[int, list[int]] = {}
         for plane, (_, _, length) in enumerate(self._memory.planes):
