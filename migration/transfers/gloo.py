@@ -22,7 +22,7 @@ class HostMemory:
 
     def __init__(self, size: int) -> None:
         self.tensor = torch.zeros(size, dtype=torch.uint8)
-        self.view = memoryview(self.tensor.numpy())  # type: ignore[arg-type]
+        self.view = memoryview(self.tensor.numpy())
         self.address = int(self.tensor.data_ptr())
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 TURN_BYTES_MAX = 1024 * 1024
 """Bytes moved before other callbacks of the event loop get their turn; about a third of a millisecond."""
+WAKE_BYTES = 1024 * 1024
 PIECES_MAX = 512
 """Pieces of memory in one system call (Linux takes 1,024)."""
 KEEPALIVE_IDLE_S = 1
@@ -39,6 +40,7 @@ class Stream:
         self._stall_s = stall_s
         self._loop = asyncio.get_running_loop()
         self._turn_bytes = 0
+        self._wake_bytes = 1
         self._waiting: _Waiting | None = None
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
@@ -64,6 +66,7 @@ class Stream:
                     return False
                 count = self._receive(left)
                 if count is None:
+                    self._wake_at(sum(map(len, left[:PIECES_MAX])))
                     wait_s = None if is_idle else self._stall_s
                     await self._wait(self._loop.add_reader, self._loop.remove_reader, wait_s)
                     continue
@@ -75,6 +78,13 @@ class Stream:
             return True
         finally:
             left.clear()  # a traceback that outlives us must not hold on to somebody's memory
+
+    def _wake_at(self, count: int) -> None:
+        """Sleep until so many bytes are there, or `WAKE_BYTES`: a wake-up costs as much as copying a few 100 kB."""
+        wanted = min(count, WAKE_BYTES)
+        if wanted != self._wake_bytes:
+            self._wake_bytes = wanted
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
 
     def _receive(self, left: list[memoryview]) -> int | None:
         """Take what is there; 0 at the end of the stream, None if nothing is there yet."""
