@@ -7,11 +7,21 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from midstream.migration.transfers.threads import settled
+
+T = TypeVar("T")
 
 TURN_BYTES_MAX = 1024 * 1024
 """Bytes moved before other callbacks of the event loop get their turn; about a third of a millisecond."""
-WAKE_BYTES = 1024 * 1024
+THREAD_BYTES = 256 * 1024
+"""From here on a thread waits in the kernel until all is there: a wake-up of the event loop costs as much as copying so
+many bytes, and nobody's turn is taken."""
+THREADS = 128
+"""Connections of one process on which a thread may wait at once; others wait for one."""
 PIECES_MAX = 512
 """Pieces of memory in one system call (Linux takes 1,024)."""
 KEEPALIVE_IDLE_S = 1
@@ -19,6 +29,9 @@ KEEPALIVE_INTERVAL_S = 1
 KEEPALIVE_PROBES = 2
 USER_TIMEOUT_MS = 1000
 """Sent bytes that stay unacknowledged for so long end the connection."""
+
+
+_threads = ThreadPoolExecutor(THREADS, thread_name_prefix="midstream socket")
 
 
 class PeerGone(ConnectionError):
@@ -40,7 +53,11 @@ class Stream:
         self._stall_s = stall_s
         self._loop = asyncio.get_running_loop()
         self._turn_bytes = 0
-        self._wake_bytes = 1
+        self._job: asyncio.Future[Any] | None = None
+        self._is_closing = False
+        limit = struct.pack("@ll", int(stall_s), int(stall_s % 1 * 1_000_000))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._waiting: _Waiting | None = None
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
@@ -61,12 +78,13 @@ class Stream:
         """
         left, is_whole = list(views), True
         try:
+            if not is_idle and sum(map(len, left)) >= THREAD_BYTES:
+                return await self._in_thread(partial(self._receive_all, left, may_write), socket.SHUT_RD)
             while left:
                 if may_write is not None and not may_write():
                     return False
                 count = self._receive(left)
                 if count is None:
-                    self._wake_at(sum(map(len, left[:PIECES_MAX])))
                     wait_s = None if is_idle else self._stall_s
                     await self._wait(self._loop.add_reader, self._loop.remove_reader, wait_s)
                     continue
@@ -79,12 +97,44 @@ class Stream:
         finally:
             left.clear()  # a traceback that outlives us must not hold on to somebody's memory
 
-    def _wake_at(self, count: int) -> None:
-        """Sleep until so many bytes are there, or `WAKE_BYTES`: a wake-up costs as much as copying a few 100 kB."""
-        wanted = min(count, WAKE_BYTES)
-        if wanted != self._wake_bytes:
-            self._wake_bytes = wanted
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+    async def _in_thread(self, work: Callable[[], T], how: int) -> T:
+        """Run blocking reads or writes; a cancellation shuts the connection down (`how`) and waits until they end."""
+        self._sock.setblocking(True)
+        self._job = self._loop.run_in_executor(_threads, work)
+        try:
+            return await asyncio.shield(self._job)
+        except asyncio.CancelledError:
+            self._shut(how)
+            await settled({self._job})
+            raise
+        except BlockingIOError:
+            raise PeerGone(f"no progress for {self._stall_s} s") from None
+        finally:
+            self._job = None
+            if self._is_closing:
+                self._sock.close()
+            else:
+                self._sock.setblocking(False)
+
+    def _receive_all(self, left: list[memoryview], may_write: Callable[[], bool] | None) -> bool:
+        while left:
+            if may_write is not None and not may_write():
+                return False
+            count = self._sock.recvmsg_into(_head(left), 0, socket.MSG_WAITALL)[0]
+            if count == 0:
+                raise PeerGone("closed in the middle")
+            _advance(left, count)
+        return True
+
+    def _send_all(self, left: list[memoryview]) -> None:
+        while left:
+            _advance(left, self._sock.sendmsg(_head(left)))
+
+    def _shut(self, how: int) -> None:
+        try:
+            self._sock.shutdown(how)
+        except OSError:
+            return  # the peer was first
 
     def _receive(self, left: list[memoryview]) -> int | None:
         """Take what is there; 0 at the end of the stream, None if nothing is there yet."""
@@ -97,6 +147,8 @@ class Stream:
         """Send all views in order, straight from memory."""
         left = list(views)
         try:
+            if sum(map(len, left)) >= THREAD_BYTES:
+                await self._in_thread(partial(self._send_all, left), socket.SHUT_RDWR)
             while left:
                 count = self._send(left)
                 if count == 0:
@@ -117,7 +169,7 @@ class Stream:
     def read_now(self, count: int) -> bytes:
         """What has arrived already, at most `count` bytes; empty if nothing. Never waits, never raises."""
         try:
-            return self._sock.recv(count)
+            return self._sock.recv(count, socket.MSG_DONTWAIT)
         except OSError:
             return b""
 
@@ -145,7 +197,7 @@ class Stream:
     def write_now(self, data: bytes) -> None:
         """Send a few last bytes if the kernel takes them at once."""
         try:
-            self._sock.send(data)
+            self._sock.send(data, socket.MSG_DONTWAIT)
         except OSError:
             return
 
@@ -181,14 +233,11 @@ class Stream:
     @property
     def is_closed(self) -> bool:
         """Whether our end was closed."""
-        return self._sock.fileno() < 0
+        return self._is_closing or self._sock.fileno() < 0
 
     def say_goodbye(self) -> None:
         """We send no more."""
-        try:
-            self._sock.shutdown(socket.SHUT_WR)
-        except OSError:
-            return  # the peer was first
+        self._shut(socket.SHUT_WR)
 
     async def drain(self) -> None:
         """Return when the peer has closed its end. Raises `OSError` if it does not within the stall time."""
@@ -201,11 +250,15 @@ class Stream:
         if self._waiting is not None:
             self._waiting.remove(self._sock.fileno())  # before the number can be given to another socket
             self._waiting.fail(PeerGone("closed"))
-        self._sock.close()
+        if self._job is None:
+            self._sock.close()
+        else:
+            self._is_closing = True  # the thread must not meet another socket under the same number
+            self._shut(socket.SHUT_RDWR)
 
     def abort(self) -> None:
         """Close at once: what the kernel has not sent yet is thrown away, and the peer is told."""
-        if self._sock.fileno() >= 0:
+        if not self.is_closed:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close()
 
