@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed import ProcessGroupGloo, TCPStore
+from torch.distributed import ProcessGroupGloo
 
-from midstream.migration.transfers.paired import SOURCE, TARGET, PairedTransfer, Store, Work
+from midstream.migration.transfers.base import Where
+from midstream.migration.transfers.pair_store import PairStore
+from midstream.migration.transfers.paired import SOURCE, TARGET, PairedTransfer, Work
 from midstream.migration.transfers.pieces import address_of, checksum, copy_pieces
+from midstream.migration.transfers.shm_memory import Region
 from midstream.migration.transfers.slots import Slot
 
 OTHER = {TARGET: SOURCE, SOURCE: TARGET}
@@ -29,11 +32,11 @@ class HostMemory:
 class GlooGroup:
     """`Group` over gloo."""
 
-    def __init__(self, store: Any, rank: int, host: str, stall_s: float) -> None:
+    def __init__(self, store: Any, device: Any, rank: int, stall_s: float) -> None:
         options = ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=stall_s)
         options._threads = 1
-        options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+        options._devices = [device]
         self._store = store  # lives as long as the group
         self._group: Any = ProcessGroupGloo(store, rank, 2, options)
         self._other = OTHER[rank]
@@ -61,13 +64,12 @@ class GlooTransfer(PairedTransfer):
     def _memory(self, size: int) -> HostMemory:
         return HostMemory(size)
 
-    def _store(self, host: str, port: int | None) -> Store:
-        deadline = timedelta(seconds=self.where.stall_s)
-        store: Store = TCPStore(host, port or 0, 2, port is None, timeout=deadline, wait_for_workers=False)
-        return store
+    def __init__(self, where: Where, regions: Sequence[Region] = ()) -> None:
+        super().__init__(where)
+        self._device = gloo_device(where.advertise_host or where.bind_host)
 
-    def _group(self, store: Any, rank: int) -> GlooGroup:
-        return GlooGroup(store, rank, self.where.advertise_host or self.where.bind_host, self.where.stall_s)
+    def _group(self, store: PairStore, rank: int) -> GlooGroup:
+        return GlooGroup(store, self._device, rank, self.where.stall_s)
 
     def gather(self, slot: Slot[HostMemory], views: Sequence[memoryview]) -> None:
         """See `PairedTransfer`."""
@@ -80,6 +82,11 @@ class GlooTransfer(PairedTransfer):
     def checksum(self, views: Sequence[memoryview], indexes: bytes) -> int:
         """See `PairedTransfer`."""
         return checksum(views, indexes)
+
+
+def gloo_device(host: str) -> Any:
+    """The interface that gloo's connections use."""
+    return ProcessGroupGloo.create_device(hostname=host)
 
 
 def _addresses(views: Sequence[memoryview]) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -8,7 +8,6 @@ network. No group exists that other instances are part of, so none has to be reb
 from __future__ import annotations
 
 import itertools
-import struct
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -19,9 +18,10 @@ import numpy as np
 from midstream.migration.transfers import frame_format as wire
 from midstream.migration.transfers import rpc_format
 from midstream.migration.transfers.base import Channel, Where
-from midstream.migration.transfers.endpoint import TcpEndpoint
+from midstream.migration.transfers.endpoint import CONNECTIONS_MAX, TcpEndpoint
 from midstream.migration.transfers.frame_receiver import FrameReceiver
 from midstream.migration.transfers.frames import FrameChannel, Piece
+from midstream.migration.transfers.pair_store import PairStore, meet
 from midstream.migration.transfers.rpc_receiver import Reservation
 from midstream.migration.transfers.rpc_socket import PeerGone, Stream
 from midstream.migration.transfers.shm_memory import Region
@@ -29,9 +29,9 @@ from midstream.migration.transfers.slots import Slot, Slots
 from midstream.migration.transfers.threads import in_thread
 
 TARGET, SOURCE = 0, 1
-THREADS = 32
-"""Most of them wait for bytes; one frame in flight takes one."""
-PORT = struct.Struct("<H")
+THREADS = 4 * CONNECTIONS_MAX
+"""At most; they wait for bytes, or for the other rank. Were there fewer than frames and meetings, two processes could
+wait for each other's threads."""
 
 
 class Work(Protocol):
@@ -54,13 +54,6 @@ class Group(Protocol):
         ...
 
 
-class Store(Protocol):
-    """Where two ranks find each other."""
-
-    @property
-    def port(self) -> int: ...
-
-
 class PairedTransfer(TcpEndpoint):
     """One process's endpoint. A backend says how groups and memory for slots are made, and how bytes get in and out."""
 
@@ -75,12 +68,8 @@ class PairedTransfer(TcpEndpoint):
         """Memory for slots."""
 
     @abstractmethod
-    def _store(self, host: str, port: int | None) -> Store:
-        """A store to meet in: our own, or the one at a port. Raises `RuntimeError`."""
-
-    @abstractmethod
-    def _group(self, store: Any, rank: int) -> Group:
-        """Meet the other rank. Raises `RuntimeError`."""
+    def _group(self, store: PairStore, rank: int) -> Group:
+        """Meet the other rank. Runs in a thread. Raises `RuntimeError`."""
 
     @abstractmethod
     def gather(self, slot: Slot[Any], views: Sequence[Any]) -> None:
@@ -101,24 +90,17 @@ class PairedTransfer(TcpEndpoint):
         self.executor = _threads()
 
     async def _channel(self, stream: Stream, handle: bytes, left: Callable[[Channel], None]) -> Channel:
-        (port,) = PORT.unpack(await stream.read(PORT.size))
-        host = stream.peer_host
-        return PairedChannel(self, stream, await self._meet(lambda: self._store(host, port), SOURCE), left)
+        return PairedChannel(self, stream, await self._meet(stream, SOURCE), left)
 
     async def _receive(self, stream: Stream, handle: bytes, reservation: Reservation) -> None:
-        store = await in_thread(self.executor, lambda: self._store(self.where.bind_host, None))
-        await stream.write([memoryview(PORT.pack(store.port))])
-        group = await self._meet(lambda: store, TARGET)
+        group = await self._meet(stream, TARGET)
         try:
             await PairedReceiver(self, stream, reservation, group).serve()
         finally:
             self.executor.submit(group.close)
 
-    async def _meet(self, store: Callable[[], Store], rank: int) -> Group:
-        try:
-            return await in_thread(self.executor, lambda: self._group(store(), rank))
-        except RuntimeError as error:
-            raise PeerGone(f"no {self.name} group: {error}") from error
+    async def _meet(self, stream: Stream, rank: int) -> Group:
+        return await meet(stream, self.executor, self.where.stall_s, lambda store: self._group(store, rank))
 
 
 class PairedChannel(FrameChannel):
