@@ -139,9 +139,9 @@ class MoveGroup(BaseModel):
     headroom_tokens: int = Field(_PLAN.headroom_tokens, ge=0, description="Growth that the target reserves for.")
     transfers: str = Field(
         "shm,rpc",
-        pattern=r"^(shm|rpc|gloo|nccl)(,(shm|rpc|gloo|nccl))*$",
-        description="How KV may travel, best first, comma-separated: `shm` (within one host), `rpc` (TCP), `gloo`, "
-        "`nccl`. The first of the source's that the target also has is used.",
+        pattern=r"^(shm|rpc|gloo)(,(shm|rpc|gloo))*$",
+        description="How KV may travel, best first, comma-separated: `shm` (within one host), `rpc` (TCP), `gloo` "
+        "(needs torch). The first of the source's that the target also has is used.",
     )
     checksum: bool = Field(_LLUMLET.checksum, description="Check every copied block.")
     prepare_ms: float = Field(_LLUMLET.prepare_ms, gt=0, description="A target has so long to answer.")
