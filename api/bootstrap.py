@@ -114,6 +114,7 @@ def _vllm_engine(settings: Settings) -> Engine:
             environment=flags.environment,
             is_untested_vllm_allowed=settings.vllm_any_version,
             secret=settings.data_secret(),
+            transfers=settings.transfer_names,
             transfer_host=settings.bind_host,
             transfer_advertise_host=settings.advertise_host or "",
             boot_s=settings.vllm_boot_s,
@@ -124,7 +125,9 @@ def _vllm_engine(settings: Settings) -> Engine:
 def _sim_engine(settings: Settings) -> Engine:
     from midstream.instance.engines.sim.config import SimConfig
     from midstream.instance.engines.sim.engine import SimEngine
-    from midstream.migration.transfers.rpc import RpcTransfer
+    from midstream.migration.transfers.base import Where
+    from midstream.migration.transfers.registry import make_transfers
+    from midstream.migration.transfers.shm_memory import Region
 
     config = SimConfig(
         model=settings.served_model,
@@ -135,8 +138,9 @@ def _sim_engine(settings: Settings) -> Engine:
         time_scale=settings.sim_time_scale,
         secret=settings.data_secret(),
     )
-    transfer = RpcTransfer(settings.bind_host, advertise_host=settings.advertise_host, secret=settings.data_secret())
-    return SimEngine(config, {"rpc": transfer})
+    where = Where(bind_host=settings.bind_host, advertise_host=settings.advertise_host, secret=settings.data_secret())
+    region = Region(config.kv_bytes)
+    return SimEngine(config, make_transfers(settings.transfer_names, where, [region]), memory=region.view)
 
 
 def make_follower(settings: Settings, log: FactLog, *, rest_s: float = 0.0) -> Follower:

@@ -137,6 +137,12 @@ class MoveGroup(BaseModel):
     rounds_max: int = Field(_PLAN.rounds_max, ge=1, le=100, description="Copies made while the source decodes on.")
     copy_max_ms: float = Field(_PLAN.copy_max_ms, gt=0, description="A move copies for at most so long.")
     headroom_tokens: int = Field(_PLAN.headroom_tokens, ge=0, description="Growth that the target reserves for.")
+    transfers: str = Field(
+        "shm,rpc",
+        pattern=r"^(shm|rpc|gloo)(,(shm|rpc|gloo))*$",
+        description="How KV may travel, best first, comma-separated: `shm` (within one host), `rpc` (TCP), `gloo` "
+        "(needs torch). The first of the source's that the target also has is used.",
+    )
     checksum: bool = Field(_LLUMLET.checksum, description="Check every copied block.")
     prepare_ms: float = Field(_LLUMLET.prepare_ms, gt=0, description="A target has so long to answer.")
     decision_ms: float = Field(_LLUMLET.decision_ms, gt=0, description="Silence after the hand-over: reclaim.")

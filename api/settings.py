@@ -101,6 +101,11 @@ class Settings(
         return parse_keys(self.api_keys)
 
     @property
+    def transfer_names(self) -> tuple[str, ...]:
+        """Transfer backends, best first."""
+        return tuple(self.transfers.split(","))
+
+    @property
     def served_model(self) -> str:
         """The model name that clients ask for."""
         if self.model is not None or self.engine == "sim":

@@ -166,5 +166,30 @@ def profile(
     raise typer.Exit(show("profile", measure(plan, constants), as_json=as_json))
 
 
-BENCHES: Final = (control, gateway, migration, profile, schedule)
+def transfer(
+    backends: Annotated[str, typer.Option(help="Which, comma-separated: shm, rpc, gloo.")] = "shm,rpc",
+    sizes: Annotated[str, typer.Option(help="MB, comma-separated.")] = "8,16,32,64,128,256,512,960",
+    layouts: Annotated[str, typer.Option(help="Block layouts, comma-separated: 7b, small.")] = "7b,small",
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="Of each size.")] = 5,
+    as_json: JsonOption = False,
+    plot: PlotOption = None,
+) -> None:
+    """How fast KV travels between two processes, beside the raw medium.
+
+    Example: midstream bench transfer --backends shm,rpc --sizes 8,64,512 --json
+    """
+    from midstream.api.bench import transfer as bench
+    from midstream.api.bench.report import show
+
+    measured = bench.measure(_names(backends), tuple(int(size) for size in _names(sizes)), _names(layouts), repeats)
+    if plot is not None:
+        bench.draw(measured, plot)
+    raise typer.Exit(show("transfer", measured, as_json=as_json))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+BENCHES: Final = (control, gateway, migration, profile, schedule, transfer)
 NAMES: Final = tuple(bench.__name__ for bench in BENCHES)

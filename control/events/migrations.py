@@ -88,6 +88,8 @@ class MigrationPrepared(Event, frozen=True, kw_only=True):
     """Leading blocks the target already holds in its prefix cache; they are not sent."""
     transfer: str
     """Transfer backend agreed on."""
+    transfer_why: str = ""
+    """Why this one and no better: what both ends have. `@place` behind a name: only within that place."""
 
 
 @event

@@ -93,7 +93,7 @@ class Engine(Protocol):
         ...
 
     def transfers(self) -> tuple[str, ...]:
-        """Names of the transfer backends it can send and receive with, best first."""
+        """Offers of the transfer backends it can send and receive with, best first (`transfers.choice`)."""
         ...
 
     async def submit(self, slot: str, spec: RequestSpec, outputs: tuple[int, ...] = ()) -> None:

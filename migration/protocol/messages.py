@@ -226,6 +226,8 @@ class Prepared(Message, frozen=True, kw_only=True, tag=True):
     migration: str
     owner: Owner
     transfer: str
+    why: str = ""
+    """Why this transfer and no better one."""
     address: str
     handle: str
     blocks_reserved: int

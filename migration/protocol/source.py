@@ -110,6 +110,7 @@ def prepared(seat: Seat, sender: Node, what: Prepared) -> Step:
         blocks_reserved=what.blocks_reserved,
         blocks_cached=what.blocks_cached,
         transfer=what.transfer,
+        transfer_why=what.why,
     )
     move = replace(move, prepared=what, next_block=what.blocks_cached)
     if what.blocks_reserved == 0 or move.mode == BLOCKING:

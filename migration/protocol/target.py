@@ -67,6 +67,7 @@ def _prepared_message(seat: Seat, migration: str, reserved: Reserved) -> Prepare
         migration=migration,
         owner=seat.me,
         transfer=reserved.transfer,
+        why=reserved.why,
         address=reserved.address,
         handle=reserved.handle,
         blocks_reserved=reserved.blocks,

@@ -12,6 +12,8 @@ class Reserved(msgspec.Struct, frozen=True, kw_only=True):
     cached: int
     transfer: str
     """Backend chosen among those the source offered."""
+    why: str = ""
+    """Why this backend and no better one."""
     address: str
     handle: str
 

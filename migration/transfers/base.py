@@ -14,6 +14,19 @@ Sink = Callable[[int], memoryview]
 """Writable memory of the moved request's `index`-th block at the target; IndexError outside the reservation."""
 
 
+class Where(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a process's transfers listen, and what they prove themselves with."""
+
+    bind_host: str
+    port: int = 0
+    """0: any that is free."""
+    advertise_host: str | None = None
+    """Host that peers use; needed when `bind_host` is a wildcard."""
+    secret: bytes
+    stall_s: float = 1.0
+    """A copy without progress for so long has failed. In it a link must carry what kernels buffer, about 4 MB."""
+
+
 class CopyReport(msgspec.Struct, frozen=True):
     """What one send did."""
 
@@ -42,6 +55,11 @@ class Transfer(Protocol):
     """One backend in one process, both directions."""
 
     name: str
+
+    @property
+    def offer(self) -> str:
+        """What peers are told: the name, and `@place` behind it if only peers of that place can use it."""
+        ...
 
     async def start(self) -> str:
         """Listen; return the address peers use (bound, not configured)."""

@@ -24,7 +24,7 @@ class MemoryTransfer:
     a crash or a forgotten handle leaves blocks half written behind, as a real one would.
     """
 
-    name = "memory"
+    name = offer = "memory"
 
     def __init__(
         self, network: MemoryNetwork, node: Node, *, latency_ms: float = 0.2, bytes_per_ms: float = 1_000_000.0

@@ -41,6 +41,11 @@ class PacedTransfer:
         self._links = links
         self._sinks: dict[str, Sink] = {}
 
+    @property
+    def offer(self) -> str:
+        """See `Transfer.offer`."""
+        return self.name
+
     async def start(self) -> str:
         """Be reachable."""
         self._links.endpoints[self.node.name] = self

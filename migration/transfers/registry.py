@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 from midstream.control.errors import UnknownThing
-from midstream.migration.transfers.base import Transfer
+from midstream.migration.transfers.base import Transfer, Where
+from midstream.migration.transfers.shm_memory import Region
 
 TRANSFERS = {
+    "shm": "midstream.migration.transfers.shm:ShmTransfer",
+    "gloo": "midstream.migration.transfers.gloo:GlooTransfer",
     "rpc": "midstream.migration.transfers.rpc:RpcTransfer",
     "memory": "midstream.migration.transfers.memory:MemoryTransfer",
 }
@@ -23,3 +27,11 @@ def make_transfer(name: str, *args: Any, **options: Any) -> Transfer:
     module, _, factory = place.partition(":")
     transfer: Transfer = getattr(import_module(module), factory)(*args, **options)
     return transfer
+
+
+def make_transfers(names: Sequence[str], where: Where, regions: Sequence[Region] = ()) -> dict[str, Transfer]:
+    """Backends that connect processes, by name and in this order; `regions`: memory of ours that peers may map.
+
+    Raises `UnknownThing`, and `BadInput` for one that cannot work here.
+    """
+    return {name: make_transfer(name, where, regions) for name in names}

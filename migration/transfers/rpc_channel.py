@@ -1,54 +1,26 @@
-"""The source's side of an rpc transfer: introduce ourselves, send frames of blocks, wait until they are stored."""
+"""The source's side of an rpc transfer: send frames of blocks, wait until they are stored."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-import secrets
 import struct
 from collections.abc import Callable, Iterator, Sequence
 
 from midstream.control.errors import TransferFailed
 from midstream.migration.transfers import rpc_format as wire
-from midstream.migration.transfers.base import CopyReport
-from midstream.migration.transfers.rpc_socket import Stream, connect
-
-
-async def open_channel(address: str, handle: bytes, secret: bytes, stall_s: float) -> RpcChannel:
-    """Connect and prove ourselves. Raises `TransferFailed` for a no; `OSError` and `ValueError` for no answer."""
-    stream = await connect(address, stall_s)
-    try:
-        await _introduce(stream, handle, secret)
-    except BaseException:
-        stream.abort()
-        raise
-    return RpcChannel(stream, handle)
-
-
-async def _introduce(stream: Stream, handle: bytes, secret: bytes) -> None:
-    magic, version, server_nonce = wire.GREETING.unpack(await stream.read(wire.GREETING.size))
-    if (magic, version) != (wire.MAGIC, wire.VERSION):
-        raise wire.BadFrame("whoever answers speaks another protocol or version")
-    nonce = secrets.token_bytes(wire.NONCE_BYTES)
-    nonces = server_nonce + nonce
-    mine = wire.proof(secret, b"client", nonces, handle)
-    await stream.write([memoryview(wire.CLAIM.pack(wire.MAGIC, wire.VERSION, nonce, handle, mine))])
-    code, theirs = wire.VERDICT.unpack(await stream.read(wire.VERDICT.size))
-    if not hmac.compare_digest(theirs, wire.proof(secret, b"server", nonces, handle)):
-        raise TransferFailed(f"refused: {wire.REASONS[wire.BAD_PROOF]}")
-    if code != wire.STORED:
-        raise TransferFailed(f"refused: {wire.reason(code)}")
+from midstream.migration.transfers.base import Channel, CopyReport
+from midstream.migration.transfers.rpc_socket import Stream
 
 
 class RpcChannel:
     """An authenticated connection for the blocks of one reservation. One `send` at a time; others wait their turn."""
 
-    def __init__(self, stream: Stream, handle: bytes) -> None:
+    def __init__(self, stream: Stream, handle: bytes, left: Callable[[Channel], None]) -> None:
         self._stream = stream
         self._handle = handle
         self._lock = asyncio.Lock()
         self._is_closed = False
-        self.on_close: Callable[[RpcChannel], None] | None = None
+        self._left = left
 
     async def send(self, blocks: Sequence[tuple[int, memoryview]], *, checksum: bool = False) -> CopyReport:
         """Copy blocks and return when the target has stored all of them. See `Channel.send`."""
@@ -97,8 +69,7 @@ class RpcChannel:
         if not self._is_closed:
             self._is_closed = True
             end()
-            if self.on_close is not None:
-                self.on_close(self)
+            self._left(self)
 
 
 def group(blocks: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[list[int], list[memoryview]]]:

@@ -35,8 +35,10 @@ FLAG_CHECKSUM = 1
 
 FRAME_BLOCKS_MAX = 256
 """Blocks in one frame; they are scattered into memory by one system call, which takes at most 1,024 pieces."""
-FRAME_BYTES_MAX = 1024 * 1024
+FRAME_BYTES_MAX = 4 * 1024 * 1024
 """Small blocks are grouped up to here; one larger block is a frame of its own."""
+CHECKED_BYTES_MAX = 1024 * 1024
+"""A checksum is made of so many bytes without giving way to others."""
 BLOCK_BYTES_MAX = 1024 * 1024 * 1024
 
 GREETING = struct.Struct(f"<IB{NONCE_BYTES}s")
@@ -90,14 +92,14 @@ def reason(code: int) -> str:
 
 
 async def checksum(table: bytes, views: Sequence[memoryview]) -> bytes:
-    """CRC-32 of a frame's indexes and blocks; gives way to other tasks every `FRAME_BYTES_MAX` bytes.
+    """CRC-32 of a frame's indexes and blocks; gives way to other tasks every `CHECKED_BYTES_MAX` bytes.
 
     It guards against faults, not against forgers, and is ten times as fast as a cryptographic hash.
     """
     crc = zlib.crc32(table)
     for number in range(len(views)):  # by number: no local name may hold on to a view
-        for start in range(0, len(views[number]), FRAME_BYTES_MAX):
-            crc = zlib.crc32(views[number][start : start + FRAME_BYTES_MAX], crc)
+        for start in range(0, len(views[number]), CHECKED_BYTES_MAX):
+            crc = zlib.crc32(views[number][start : start + CHECKED_BYTES_MAX], crc)
             if start:
                 await asyncio.sleep(0)
     return CHECKSUM.pack(crc)

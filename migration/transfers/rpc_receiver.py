@@ -93,7 +93,7 @@ async def receive(stream: Stream, handle: bytes, reservation: Reservation) -> No
 async def _store(stream: Stream, header: wire.Header, reservation: Reservation) -> None:
     table = await stream.read(4 * header.blocks)
     indexes = struct.unpack(f"<{header.blocks}I", table)
-    views = [_place(reservation, index, header.length) for index in indexes]
+    views = [place(reservation, index, header.length) for index in indexes]
     try:
         if not await stream.read_into(views, may_write=lambda: reservation.is_open):
             raise Refusal(wire.UNKNOWN_HANDLE)
@@ -105,7 +105,8 @@ async def _store(stream: Stream, header: wire.Header, reservation: Reservation) 
         views.clear()  # a traceback that outlives us must not hold on to the engine's memory
 
 
-def _place(reservation: Reservation, index: int, length: int) -> memoryview:
+def place(reservation: Reservation, index: int, length: int) -> memoryview:
+    """The reserved memory of a block that has so many bytes at its source. Raises `Refusal`."""
     if not reservation.is_open:
         raise Refusal(wire.UNKNOWN_HANDLE)
     try:

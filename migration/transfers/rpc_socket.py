@@ -1,4 +1,4 @@
-"""A non-blocking TCP socket that scatters into memory and gathers from it, with a deadline on every wait."""
+"""A non-blocking TCP or Unix socket that scatters into memory and gathers from it, with a deadline on every wait."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from midstream.migration.transfers.threads import settled
+
+T = TypeVar("T")
 
 TURN_BYTES_MAX = 1024 * 1024
 """Bytes moved before other callbacks of the event loop get their turn; about a third of a millisecond."""
+THREAD_BYTES = 256 * 1024
+"""From here on a thread waits in the kernel until all is there: a wake-up of the event loop costs as much as copying so
+many bytes, and nobody's turn is taken."""
+THREADS = 128
+"""Connections of one process on which a thread may wait at once; others wait for one."""
 PIECES_MAX = 512
 """Pieces of memory in one system call (Linux takes 1,024)."""
 KEEPALIVE_IDLE_S = 1
@@ -18,6 +29,9 @@ KEEPALIVE_INTERVAL_S = 1
 KEEPALIVE_PROBES = 2
 USER_TIMEOUT_MS = 1000
 """Sent bytes that stay unacknowledged for so long end the connection."""
+
+
+_threads = ThreadPoolExecutor(THREADS, thread_name_prefix="midstream socket")
 
 
 class PeerGone(ConnectionError):
@@ -39,14 +53,15 @@ class Stream:
         self._stall_s = stall_s
         self._loop = asyncio.get_running_loop()
         self._turn_bytes = 0
+        self._job: asyncio.Future[Any] | None = None
+        self._is_closing = False
+        limit = struct.pack("@ll", int(stall_s), int(stall_s % 1 * 1_000_000))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         self._waiting: _Waiting | None = None
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+        if sock.family != socket.AF_UNIX:
+            _notice_dead_hosts(sock)
 
     async def read(self, count: int, *, is_idle: bool = False) -> bytes:
         """Exactly `count` bytes. With `is_idle` the first of them may take for ever."""
@@ -63,6 +78,8 @@ class Stream:
         """
         left, is_whole = list(views), True
         try:
+            if not is_idle and sum(map(len, left)) >= THREAD_BYTES:
+                return await self._in_thread(partial(self._receive_all, left, may_write), socket.SHUT_RD)
             while left:
                 if may_write is not None and not may_write():
                     return False
@@ -80,6 +97,45 @@ class Stream:
         finally:
             left.clear()  # a traceback that outlives us must not hold on to somebody's memory
 
+    async def _in_thread(self, work: Callable[[], T], how: int) -> T:
+        """Run blocking reads or writes; a cancellation shuts the connection down (`how`) and waits until they end."""
+        self._sock.setblocking(True)
+        self._job = self._loop.run_in_executor(_threads, work)
+        try:
+            return await asyncio.shield(self._job)
+        except asyncio.CancelledError:
+            self._shut(how)
+            await settled({self._job})
+            raise
+        except BlockingIOError:
+            raise PeerGone(f"no progress for {self._stall_s} s") from None
+        finally:
+            self._job = None
+            if self._is_closing:
+                self._sock.close()
+            else:
+                self._sock.setblocking(False)
+
+    def _receive_all(self, left: list[memoryview], may_write: Callable[[], bool] | None) -> bool:
+        while left:
+            if may_write is not None and not may_write():
+                return False
+            count = self._sock.recvmsg_into(_head(left), 0, socket.MSG_WAITALL)[0]
+            if count == 0:
+                raise PeerGone("closed in the middle")
+            _advance(left, count)
+        return True
+
+    def _send_all(self, left: list[memoryview]) -> None:
+        while left:
+            _advance(left, self._sock.sendmsg(_head(left)))
+
+    def _shut(self, how: int) -> None:
+        try:
+            self._sock.shutdown(how)
+        except OSError:
+            return  # the peer was first
+
     def _receive(self, left: list[memoryview]) -> int | None:
         """Take what is there; 0 at the end of the stream, None if nothing is there yet."""
         try:
@@ -91,6 +147,8 @@ class Stream:
         """Send all views in order, straight from memory."""
         left = list(views)
         try:
+            if sum(map(len, left)) >= THREAD_BYTES:
+                await self._in_thread(partial(self._send_all, left), socket.SHUT_RDWR)
             while left:
                 count = self._send(left)
                 if count == 0:
@@ -111,14 +169,35 @@ class Stream:
     def read_now(self, count: int) -> bytes:
         """What has arrived already, at most `count` bytes; empty if nothing. Never waits, never raises."""
         try:
-            return self._sock.recv(count)
+            return self._sock.recv(count, socket.MSG_DONTWAIT)
         except OSError:
             return b""
+
+    async def read_descriptor(self) -> int:
+        """The open file that the peer sends with its next byte, on a Unix socket. Raises `PeerGone` for none."""
+        while True:
+            try:
+                _, numbers, _, _ = socket.recv_fds(self._sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                await self._wait(self._loop.add_reader, self._loop.remove_reader, self._stall_s)
+                continue
+            if not numbers:
+                raise PeerGone("closed, or sent no file")
+            return numbers[0]
+
+    async def write_descriptor(self, number: int) -> None:
+        """Give the peer an open file."""
+        while True:
+            try:
+                socket.send_fds(self._sock, [b"f"], [number])
+                return
+            except BlockingIOError:
+                await self._wait(self._loop.add_writer, self._loop.remove_writer, self._stall_s)
 
     def write_now(self, data: bytes) -> None:
         """Send a few last bytes if the kernel takes them at once."""
         try:
-            self._sock.send(data)
+            self._sock.send(data, socket.MSG_DONTWAIT)
         except OSError:
             return
 
@@ -146,18 +225,51 @@ class Stream:
             self._turn_bytes = 0
             await asyncio.sleep(0)
 
+    @property
+    def peer_host(self) -> str:
+        """The other end's address."""
+        return str(self._sock.getpeername()[0])
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether our end was closed."""
+        return self._is_closing or self._sock.fileno() < 0
+
+    def say_goodbye(self) -> None:
+        """We send no more."""
+        self._shut(socket.SHUT_WR)
+
+    async def drain(self) -> None:
+        """Return when the peer has closed its end. Raises `OSError` if it does not within the stall time."""
+        async with asyncio.timeout(self._stall_s):
+            while await self._loop.sock_recv(self._sock, PIECES_MAX):
+                pass
+
     def close(self) -> None:
         """Close in good order; whoever waits on the stream gets `PeerGone`."""
         if self._waiting is not None:
             self._waiting.remove(self._sock.fileno())  # before the number can be given to another socket
             self._waiting.fail(PeerGone("closed"))
-        self._sock.close()
+        if self._job is None:
+            self._sock.close()
+        else:
+            self._is_closing = True  # the thread must not meet another socket under the same number
+            self._shut(socket.SHUT_RDWR)
 
     def abort(self) -> None:
         """Close at once: what the kernel has not sent yet is thrown away, and the peer is told."""
-        if self._sock.fileno() >= 0:
+        if not self.is_closed:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close()
+
+
+def _notice_dead_hosts(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
 
 
 class _Waiting:

@@ -116,13 +116,14 @@ def test_timers_of_separate_parts_fit_together() -> None:
     """What is a constant of one part and bounds another."""
     from midstream.control.adapters import redis_client
     from midstream.control.archive import READ_WAIT_MS
-    from midstream.migration.transfers.rpc import CONNECT_S, STALL_S
+    from midstream.migration.transfers.base import Where
+    from midstream.migration.transfers.endpoint import CONNECT_S
 
     settings = load_settings()
     assert redis_client.READ_GRACE_S >= 2.0
     assert READ_WAIT_MS <= redis_client.BLOCK_MS_MAX
     assert redis_client.reader_settings()["socket_timeout"] is None
-    assert settings.lease_ms > 1_000 * (CONNECT_S + STALL_S)
+    assert settings.lease_ms > 1_000 * (CONNECT_S + Where(bind_host="", secret=b"").stall_s)
     assert settings.stop_max_ms < settings.decision_ms < settings.lease_ms
 
 

@@ -26,6 +26,10 @@ class Link:
         """Exchange the first two blocks of each send."""
         self.is_broken = False
 
+    @property
+    def offer(self) -> str:
+        return self.inner.offer
+
     async def start(self) -> str:
         return await self.inner.start()
 

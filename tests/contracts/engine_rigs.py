@@ -17,13 +17,16 @@ from midstream.instance.engines.sim.reference import reference_output
 from midstream.migration.plan import LIVE, RECOMPUTE, blocks_for
 from midstream.migration.protocol.messages import RequestSpec, RunState, Sampling
 from midstream.migration.protocol.source import handed_over
-from midstream.migration.transfers.base import Transfer
+from midstream.migration.transfers.base import Transfer, Where
 from midstream.migration.transfers.memory import MemoryTransfer
 from midstream.migration.transfers.rpc import RpcTransfer
+from midstream.migration.transfers.shm import ShmTransfer
+from midstream.migration.transfers.shm_memory import Region
 from midstream.migration.wires.memory import MemoryNetwork
 from tests.contracts.engine_links import Link
 
 PATIENCE_S = 60.0
+HERE = Where(bind_host="127.0.0.1", secret=b"a secret of the cluster")
 
 
 def sim_memory() -> SimRig:
@@ -32,7 +35,11 @@ def sim_memory() -> SimRig:
 
 
 def sim_rpc() -> SimRig:
-    return SimRig(lambda _: RpcTransfer("127.0.0.1", secret=b"a secret of the cluster"))
+    return SimRig(lambda _: RpcTransfer(HERE))
+
+
+def sim_shm() -> SimRig:
+    return SimRig(None)
 
 
 def vllm_rpc() -> Rig:
@@ -41,7 +48,7 @@ def vllm_rpc() -> Rig:
     return VllmRig()
 
 
-RIGS: dict[str, Callable[[], Rig]] = {"sim-memory": sim_memory, "sim-rpc": sim_rpc}
+RIGS: dict[str, Callable[[], Rig]] = {"sim-memory": sim_memory, "sim-rpc": sim_rpc, "sim-shm": sim_shm}
 """A new engine is held to the contract by one line here."""
 if importlib.util.find_spec("vllm") is not None:
     RIGS["vllm"] = vllm_rpc
@@ -100,7 +107,8 @@ class SimRig:
     ended_codes = ("finished",)
     steps_meanwhile = 0
 
-    def __init__(self, transfer: Callable[[str], Transfer]) -> None:
+    def __init__(self, transfer: Callable[[str], Transfer] | None) -> None:
+        """None: `shm`, and the engines' KV in memory that can be shared."""
         self._transfer = transfer
         self.links: dict[str, AnyLink] = {}
         self._engines: dict[str, SimEngine] = {}
@@ -120,9 +128,17 @@ class SimRig:
         pass
 
     async def begin(self) -> dict[str, Engine]:
-        links = {name: Link(self._transfer(name)) for name in ("a", "b")}
+        if self._transfer is None:
+            regions = {name: Region(self._config.kv_bytes) for name in ("a", "b")}
+            memories = {name: region.view for name, region in regions.items()}
+            links = {n: Link(ShmTransfer(HERE, [region])) for n, region in regions.items()}
+        else:
+            memories = {}
+            links = {name: Link(self._transfer(name)) for name in ("a", "b")}
         self.links = dict(links)
-        self._engines = {name: SimEngine(self._config, {link.name: link}) for name, link in links.items()}
+        self._engines = {
+            name: SimEngine(self._config, {link.name: link}, memory=memories.get(name)) for name, link in links.items()
+        }
         for engine in self._engines.values():
             await engine.start()
         return dict(self._engines)

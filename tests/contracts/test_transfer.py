@@ -1,9 +1,10 @@
-"""One contract for every transfer: the one in memory and the one over TCP."""
+"""One contract for every transfer."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import random
 from collections.abc import AsyncIterator, Callable
 
@@ -14,6 +15,7 @@ from midstream.control.ids import Node
 from midstream.migration.transfers.base import Transfer
 from midstream.migration.transfers.registry import make_transfer
 from midstream.migration.wires.memory import MemoryNetwork
+from tests.contracts.transfer_kinds import HERE, Mapped
 
 BLOCK_BYTES = 3000
 
@@ -39,17 +41,31 @@ class Memory:
         return [(index, self.block(index)) for index in range(self.blocks)]
 
 
-@pytest.fixture(params=["memory", "rpc"])
-async def make(request) -> AsyncIterator[MakeTransfer]:
+def memories() -> MakeTransfer:
     network = MemoryNetwork(random.Random(1))
+    return lambda name: make_transfer(
+        "memory", network, Node(name=name, incarnation=1, address=name), bytes_per_ms=20_000.0
+    )
+
+
+KINDS: dict[str, Callable[[], MakeTransfer]] = {
+    "memory": memories,
+    "rpc": lambda: lambda _: make_transfer("rpc", HERE),
+    "shm": lambda: lambda _: make_transfer("shm", HERE),
+    "shm-mapped": lambda: lambda _: Mapped(),
+}
+"""A new transfer is held to the contract by one line here."""
+if importlib.util.find_spec("torch") is not None:
+    KINDS["gloo"] = lambda: lambda _: make_transfer("gloo", HERE)
+
+
+@pytest.fixture(params=KINDS)
+async def make(request) -> AsyncIterator[MakeTransfer]:
+    make_kind = KINDS[request.param]()
     made: list[Transfer] = []
 
     def make_one(name: str) -> Transfer:
-        if request.param == "memory":
-            node = Node(name=name, incarnation=1, address=name)
-            transfer = make_transfer("memory", network, node, bytes_per_ms=20_000.0)
-        else:
-            transfer = make_transfer("rpc", "127.0.0.1", secret=b"a secret")
+        transfer = make_kind(name)
         made.append(transfer)
         return transfer
 

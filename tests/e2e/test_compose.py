@@ -29,6 +29,7 @@ from midstream.control.replay import verify
 from midstream.instance.engines.sim.config import SimConfig
 from midstream.instance.engines.sim.reference import reference_output
 from midstream.migration.protocol.messages import Ping, RequestSpec, Sampling
+from midstream.migration.transfers.base import Where
 from midstream.migration.transfers.rpc import RpcTransfer
 from midstream.migration.wires.zmq import ZmqWire
 from tests.e2e.compose import Service, load
@@ -152,7 +153,7 @@ async def test_P30_the_data_plane_binds_and_advertises_a_name() -> None:
     heard = asyncio.Event()
     here = ZmqWire("a", 1, "localhost", secret=SECRET)
     there = ZmqWire("b", 1, "localhost", secret=SECRET)
-    source, target = (RpcTransfer("localhost", secret=SECRET) for _ in "st")
+    source, target = (RpcTransfer(Where(bind_host="localhost", secret=SECRET)) for _ in "st")
     await here.start(lambda _sender, _message: heard.set())
     await there.start(lambda _sender, _message: None)
     try:

@@ -16,17 +16,19 @@ from pathlib import Path
 import pytest
 
 from midstream.control.errors import BadInput, TransferFailed
-from midstream.migration.transfers import rpc, rpc_format
+from midstream.migration.transfers import endpoint, rpc_format
+from midstream.migration.transfers.base import Where
 from midstream.migration.transfers.rpc import RpcTransfer
 from midstream.migration.transfers.rpc_socket import Stream, connect, parse_address
 from tests.contracts.test_transfer import Memory
 
 SECRET = b"a secret"
+HERE = Where(bind_host="127.0.0.1", secret=SECRET)
 
 
 @pytest.fixture
 async def pair():
-    source, target = RpcTransfer("127.0.0.1", secret=SECRET), RpcTransfer("127.0.0.1", secret=SECRET)
+    source, target = RpcTransfer(HERE), RpcTransfer(HERE)
     await source.start()
     yield source, target, await target.start()
     await source.stop()
@@ -60,7 +62,7 @@ async def test_another_secret_opens_nothing(pair):
     _, target, address = pair
     got = Memory(2)
     target.expect("h", got.block)
-    stranger = RpcTransfer("127.0.0.1", secret=b"another")
+    stranger = RpcTransfer(Where(bind_host="127.0.0.1", secret=b"another"))
     with pytest.raises(TransferFailed, match="secret"):
         await stranger.open(address, "h")
     assert target.counters["refused"] == 1
@@ -181,7 +183,7 @@ def _one_stranger(port: int, rng: random.Random) -> None:
 
 async def test_P28_too_many_connections_are_closed_and_the_rest_works(pair, monkeypatch):
     source, target, address = pair
-    monkeypatch.setattr(rpc, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(endpoint, "CONNECTIONS_MAX", 3)
     target.expect("h", Memory(1).block)
     channels = [await source.open(address, "h") for _ in range(3)]
     with pytest.raises(TransferFailed):
@@ -195,7 +197,7 @@ async def test_P28_too_many_connections_are_closed_and_the_rest_works(pair, monk
 async def test_P13_a_connection_that_never_introduces_itself_is_closed(pair):
     _, target, address = pair
     reader, writer = await asyncio.open_connection(*parse_address(address))
-    async with asyncio.timeout(rpc.CONNECT_S + 2):
+    async with asyncio.timeout(endpoint.CONNECT_S + 2):
         assert len(await reader.read()) == rpc_format.GREETING.size
     writer.close()
     await writer.wait_closed()
@@ -218,11 +220,12 @@ async def test_P08_half_a_block_is_dropped_with_its_connection(pair):
 PEER = textwrap.dedent(
     """
     import asyncio, sys
+    from midstream.migration.transfers.base import Where
     from midstream.migration.transfers.rpc import RpcTransfer
 
     async def main():
         memory = bytearray(200_000_000)
-        transfer = RpcTransfer("127.0.0.1", secret=b"a secret")
+        transfer = RpcTransfer(Where(bind_host="127.0.0.1", secret=b"a secret"))
         transfer.expect("h", lambda i: memoryview(memory)[i * 1_000_000:(i + 1) * 1_000_000])
         print(await transfer.start(), flush=True)
         await asyncio.Event().wait()
@@ -252,7 +255,7 @@ async def test_P13_a_killed_or_hung_target_fails_the_copy_within_about_a_second(
     started = asyncio.get_running_loop().time()
     with pytest.raises(TransferFailed):
         await channel.send(sent.all())
-    assert asyncio.get_running_loop().time() - started < rpc.STALL_S + 1.5
+    assert asyncio.get_running_loop().time() - started < HERE.stall_s + 1.5
 
 
 async def test_stop_while_a_send_waits_ends_it_at_once(pair, peer_process):
@@ -272,7 +275,7 @@ async def test_stop_while_a_send_waits_ends_it_at_once(pair, peer_process):
 async def test_P07_stop_leaves_no_socket_behind():
     before = 0
     for round_number in range(3):
-        source, target = RpcTransfer("127.0.0.1", secret=SECRET), RpcTransfer("127.0.0.1", secret=SECRET)
+        source, target = RpcTransfer(HERE), RpcTransfer(HERE)
         address = await target.start()
         await source.start()
         sent, got = Memory(20, seed=1), Memory(20)
@@ -292,19 +295,19 @@ async def test_a_taken_port_is_one_clear_error(pair):
     _, _, address = pair
     _, port = parse_address(address)
     with pytest.raises(BadInput, match=f"127.0.0.1:{port}"):
-        await RpcTransfer("127.0.0.1", port, secret=SECRET).start()
+        await RpcTransfer(Where(bind_host="127.0.0.1", port=port, secret=SECRET)).start()
 
 
 def test_P30_all_interfaces_need_an_advertised_host_and_a_secret_is_a_must():
     for host in ("0.0.0.0", "::", ""):
         with pytest.raises(BadInput, match="advertised"):
-            RpcTransfer(host, secret=SECRET)
+            RpcTransfer(Where(bind_host=host, secret=SECRET))
     with pytest.raises(BadInput, match="secret"):
-        RpcTransfer("127.0.0.1", secret=b"")
+        RpcTransfer(Where(bind_host="127.0.0.1", secret=b""))
 
 
 async def test_P30_a_host_name_is_resolved_and_the_bound_port_is_published():
-    transfer = RpcTransfer("127.0.0.1", secret=SECRET, advertise_host="localhost")
+    transfer = RpcTransfer(Where(bind_host="127.0.0.1", secret=SECRET, advertise_host="localhost"))
     address = await transfer.start()
     got, sent = Memory(1), Memory(1, seed=1)
     transfer.expect("h", got.block)

@@ -12,6 +12,7 @@ from midstream.instance.engines.sim.core import EngineCore
 from midstream.instance.engines.sim.run import Reservation
 from midstream.migration.protocol.messages import RequestSpec, RunState
 from midstream.migration.transfers.base import Transfer
+from midstream.migration.transfers.choice import choose
 
 HANDLE_BYTES = 16
 
@@ -46,16 +47,13 @@ class Arrivals:
         known = self._offers.get(slot)
         if known is not None:
             return known
-        name = next((name for name in transfers if name in self._addresses), None)
-        if name is None:
-            raise Refused(
-                "no_transfer", f"offered {', '.join(transfers) or 'none'}; here are {', '.join(self._addresses)}"
-            )
+        name, why = choose(transfers, [transfer.offer for transfer in self._transfers.values()])
         reservation = self._core.reserve(slot, spec, outputs, blocks)
         offer = Reserved(
             blocks=len(reservation.blocks),
             cached=reservation.cached,
             transfer=name,
+            why=why,
             address=self._addresses[name],
             handle=hashlib.blake2b(slot.encode(), key=self._key, digest_size=HANDLE_BYTES).hexdigest(),
         )

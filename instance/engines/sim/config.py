@@ -85,6 +85,11 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.block_tokens * self.bytes_per_token
 
     @property
+    def kv_bytes(self) -> int:
+        """Bytes of all KV blocks."""
+        return self.blocks_total * self.block_bytes
+
+    @property
     def length_max(self) -> int:
         """Longest prompt + output that this engine can hold."""
         return min(self.tokens_max, self.blocks_total * self.block_tokens)

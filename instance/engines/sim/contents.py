@@ -41,8 +41,8 @@ class Contents(Protocol):
 class BytesKv:
     """Real bytes, read back whole for every token."""
 
-    def __init__(self, config: SimConfig) -> None:
-        self._memory = KvMemory(config)
+    def __init__(self, config: SimConfig, memory: memoryview | None) -> None:
+        self._memory = KvMemory(config, memory)
         self._model = Model(config)
 
     def write(self, run: Run, first: int, end: int) -> None:
@@ -85,6 +85,6 @@ class LengthsKv:
         return self._block
 
 
-def make_contents(config: SimConfig) -> Contents:
-    """As the settings say."""
-    return BytesKv(config) if config.kv == "bytes" else LengthsKv(config)
+def make_contents(config: SimConfig, memory: memoryview | None = None) -> Contents:
+    """As the settings say. `memory`: where the bytes lie; None: memory of its own."""
+    return BytesKv(config, memory) if config.kv == "bytes" else LengthsKv(config)

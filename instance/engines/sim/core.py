@@ -40,10 +40,10 @@ class Pinned(NamedTuple):
 class EngineCore:
     """All state of one simulated engine."""
 
-    def __init__(self, config: SimConfig) -> None:
+    def __init__(self, config: SimConfig, memory: memoryview | None = None) -> None:
         self._config = config
         self._pool = BlockPool(config.blocks_total)
-        self._contents = make_contents(config)
+        self._contents = make_contents(config, memory)
         self._scheduler = Scheduler(config, self._pool)
         self._order = 0
         self._preemptions = 0

@@ -30,10 +30,21 @@ ENGINE_VERSION = "1"
 
 
 class SimEngine:
-    """`Engine` by simulation. `transfers` are its own: it starts and stops them. It lives once."""
+    """`Engine` by simulation. `transfers` are its own: it starts and stops them. It lives once.
 
-    def __init__(self, config: SimConfig, transfers: Mapping[str, Transfer], *, witness: Witness | None = None) -> None:
+    `memory` is where its KV lies, `config.kv_bytes` bytes; None: memory that only this process sees.
+    """
+
+    def __init__(
+        self,
+        config: SimConfig,
+        transfers: Mapping[str, Transfer],
+        *,
+        memory: memoryview | None = None,
+        witness: Witness | None = None,
+    ) -> None:
         self._config = config
+        self._memory = memory
         self._witness = witness
         self._transfers = transfers
         self._begin_empty()
@@ -50,7 +61,7 @@ class SimEngine:
         self._told_at = 0.0
 
     def _begin_empty(self) -> None:
-        self._core = EngineCore(self._config)
+        self._core = EngineCore(self._config, self._memory)
         self._steps = Steps(self._core, self._config, self._witness)
         self._copies = Copies(self._core, self._transfers)
         self._arrivals = Arrivals(self._core, self._transfers, self._config.secret)
@@ -94,7 +105,7 @@ class SimEngine:
 
     def transfers(self) -> tuple[str, ...]:
         """Backends it can send and receive with, best first."""
-        return tuple(self._transfers)
+        return tuple(transfer.offer for transfer in self._transfers.values())
 
     # --- life ------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from midstream.instance.engines.sim.config import SimConfig
+from midstream.instance.engines.sim.config import WORD_BYTES, SimConfig
 from midstream.instance.engines.sim.model import MASK, Words, mix, weights
 
 Rows = npt.NDArray[np.intp]
@@ -22,11 +22,14 @@ Rows = npt.NDArray[np.intp]
 class KvMemory:
     """The bytes of all blocks of one engine. Nothing read is remembered: bytes are the only truth."""
 
-    def __init__(self, config: SimConfig) -> None:
+    def __init__(self, config: SimConfig, memory: memoryview | None = None) -> None:
+        """`memory`: `config.kv_bytes` bytes to use; None: memory of its own."""
         self._block_tokens = config.block_tokens
         self._planes = config.planes
         self._block_bytes = config.block_bytes
-        words: Words = np.zeros(config.blocks_total * config.planes * config.block_tokens, dtype=np.uint64)
+        words: Words = np.zeros(config.kv_bytes // WORD_BYTES, np.uint64)
+        if memory is not None:
+            words = np.frombuffer(memory, np.uint64)
         self._bytes = words.data.cast("B")
         self._flat = self._bytes.cast("Q")
         self._rows = words.reshape(-1, config.block_tokens)

@@ -12,6 +12,7 @@ from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.copier_link import CopierLink
 from midstream.instance.engines.vllm.core_link import CoreLink
 from midstream.migration.protocol.messages import RunState
+from midstream.migration.transfers.choice import Choice
 
 HANDLE_BYTES = 16
 
@@ -30,7 +31,9 @@ class Arriving:
         """Whether there is such a reservation."""
         return slot in self._offers
 
-    async def reserve(self, slot: str, request: bytes, outputs: tuple[int, ...], blocks: int) -> Reserved:
+    async def reserve(
+        self, slot: str, request: bytes, outputs: tuple[int, ...], blocks: int, choice: Choice
+    ) -> Reserved:
         """Reserve, open a handle at every worker; again: the same answer. Raises `Refused`. Cancelled: undone."""
         known = self._offers.get(slot)
         if known is not None:
@@ -39,25 +42,29 @@ class Arriving:
         handle = hashlib.blake2b(slot.encode(), key=self._key, digest_size=HANDLE_BYTES).hexdigest()
         try:
             held = await self._core.call("mig_reserve", order, calls.Held)
-            expect = calls.Expect(handle=handle, first=held.cached, block_ids=held.block_ids[held.cached :])
+            expect = calls.Expect(
+                transfer=choice.name, handle=handle, first=held.cached, block_ids=held.block_ids[held.cached :]
+            )
             await self._copiers.all(expect)
         except Refused:
             raise
         except BaseException:
-            self._start_ending(slot, handle)
+            self._start_ending(slot, choice.name, handle)
             raise
         self._offers[slot] = Reserved(
             blocks=len(held.block_ids),
             cached=held.cached,
-            transfer="rpc",
-            address=self._copiers.addresses,
+            transfer=choice.name,
+            why=choice.why,
+            address=self._copiers.addresses[choice.name],
             handle=handle,
         )
         return self._offers[slot]
 
     async def close(self, slot: str) -> None:
         """Refuse the handle from now on; return when everything written is in KV memory. Raises `Refused("gone")`."""
-        await self._copiers.all(calls.Forget(handle=self._held(slot).handle, is_kept=True))
+        offer = self._held(slot)
+        await self._copiers.all(calls.Forget(transfer=offer.transfer, handle=offer.handle, is_kept=True))
         self._held(slot)
 
     async def adopt(self, slot: str, state: RunState) -> None:
@@ -81,7 +88,7 @@ class Arriving:
         offer = self._offers.get(slot)
         if offer is None:
             return 0
-        return await asyncio.shield(self._start_ending(slot, offer.handle))
+        return await asyncio.shield(self._start_ending(slot, offer.transfer, offer.handle))
 
     def lose(self) -> None:
         """The engine died: there is nothing left to free."""
@@ -92,15 +99,15 @@ class Arriving:
         if self._endings:
             await asyncio.wait(list(self._endings.values()))
 
-    def _start_ending(self, slot: str, handle: str) -> asyncio.Task[int]:
-        ending = asyncio.get_running_loop().create_task(self._end(slot, handle))
+    def _start_ending(self, slot: str, transfer: str, handle: str) -> asyncio.Task[int]:
+        ending = asyncio.get_running_loop().create_task(self._end(slot, transfer, handle))
         self._endings[slot] = ending
         ending.add_done_callback(lambda _: self._endings.pop(slot, None))
         return ending
 
-    async def _end(self, slot: str, handle: str) -> int:
+    async def _end(self, slot: str, transfer: str, handle: str) -> int:
         try:
-            await self._copiers.all(calls.Forget(handle=handle, is_kept=False))
+            await self._copiers.all(calls.Forget(transfer=transfer, handle=handle, is_kept=False))
             freed = await self._core.call("mig_abort", calls.OfSlot(slot), calls.Freed)
         except EngineFailed:
             return 0

@@ -62,6 +62,8 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True):
     """Start the workers' copiers; they connect to `socket`."""
 
     socket: str
+    is_shared: bool = False
+    """Whether KV is put into memory that other processes can map."""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,8 +185,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Start the transfer. Done with its address."""
+    """Start the transfers. Done with their offers and addresses."""
 
+    transfers: tuple[str, ...]
     host: str
     port: int
     advertise_host: str
@@ -195,6 +198,7 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Expect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Let the holder of `handle` write blocks number `first` .. of a reservation, which are `block_ids`."""
 
+    transfer: str
     handle: str
     first: int
     block_ids: tuple[int, ...]
@@ -203,6 +207,7 @@ class Expect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Forget(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Done when no write through the handle is in progress and, if `is_kept`, all of them are in KV memory."""
 
+    transfer: str
     handle: str
     is_kept: bool
 
@@ -211,6 +216,7 @@ class SendBlocks(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Copy blocks to a reservation. `channel` names the connection to keep for the next copy."""
 
     channel: str
+    transfer: str
     address: str
     handle: str
     first: int
@@ -233,9 +239,9 @@ class HangUp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A call's result: of `Open` the address, of `SendBlocks` bytes and milliseconds without the pauses."""
+    """A call's result: of `Open` (offer, address) of each transfer; of `SendBlocks` bytes, milliseconds without pauses."""
 
-    address: str = ""
+    endpoints: tuple[tuple[str, str], ...] = ()
     copied_bytes: int = 0
     duration_ms: float = 0.0
 

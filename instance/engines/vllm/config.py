@@ -26,6 +26,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     is_untested_vllm_allowed: bool = False
     secret: bytes = b""
     """Shared by the whole cluster; proves the ends of a transfer to each other."""
+    transfers: tuple[str, ...] = ("rpc",)
+    """Backends of the workers, best first."""
     transfer_host: str = "127.0.0.1"
     transfer_advertise_host: str = ""
     transfer_port: int = 0

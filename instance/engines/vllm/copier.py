@@ -9,12 +9,13 @@ from functools import partial
 
 import msgspec
 
-from midstream.control.errors import MidstreamError
+from midstream.control.errors import MidstreamError, TransferFailed
 from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.frames import frame, read_frame
 from midstream.instance.engines.vllm.kv_memory import KvMemory, Window
-from midstream.migration.transfers.base import Channel
-from midstream.migration.transfers.rpc import RpcTransfer
+from midstream.migration.transfers.base import Channel, Transfer, Where
+from midstream.migration.transfers.registry import make_transfers
+from midstream.migration.transfers.shm_memory import Region
 
 PART_BYTES = 4 << 20
 """Bytes that move between two pauses; larger blocks move one by one."""
@@ -22,10 +23,10 @@ PAUSES_MS_MAX = 1_000.0
 """All pauses of one copy: a long one must not become so slow that its move is given up."""
 
 
-def start_copier(socket: str, rank: int, memory: KvMemory) -> threading.Thread:
-    """Start the thread; it ends when the llumlet closes the connection."""
+def start_copier(socket: str, rank: int, memory: KvMemory, regions: Sequence[Region] = ()) -> threading.Thread:
+    """Start the thread; it ends when the llumlet closes the connection. `regions`: where peers may read the memory."""
     thread = threading.Thread(
-        target=lambda: asyncio.run(Copier(rank, memory).serve(socket)), name="midstream copier", daemon=True
+        target=lambda: asyncio.run(Copier(rank, memory, regions).serve(socket)), name="midstream copier", daemon=True
     )
     thread.start()
     return thread
@@ -34,10 +35,11 @@ def start_copier(socket: str, rank: int, memory: KvMemory) -> threading.Thread:
 class Copier:
     """One worker's end of all transfers, told what to do by the llumlet."""
 
-    def __init__(self, rank: int, memory: KvMemory) -> None:
+    def __init__(self, rank: int, memory: KvMemory, regions: Sequence[Region]) -> None:
         self._rank = rank
         self._memory = memory
-        self._transfer: RpcTransfer | None = None
+        self._regions = regions
+        self._transfers: dict[str, Transfer] = {}
         self._channels: dict[str, tuple[str, Channel]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._arriving: dict[str, Window] = {}
@@ -63,8 +65,8 @@ class Copier:
     async def _end(self) -> None:
         for task in list(self._tasks.values()):
             task.cancel()
-        if self._transfer is not None:
-            await self._transfer.stop()
+        for transfer in self._transfers.values():
+            await transfer.stop()
         self._writer.close()
 
     async def _do(self, call: calls.CopierCall) -> None:
@@ -95,14 +97,16 @@ class Copier:
         return calls.Done()
 
     async def _open(self, order: calls.Open) -> calls.Done:
-        self._transfer = RpcTransfer(
-            order.host,
-            order.port + self._rank if order.port else 0,
+        where = Where(
+            bind_host=order.host,
+            port=order.port + self._rank if order.port else 0,
             secret=order.secret,
             advertise_host=order.advertise_host or None,
             stall_s=order.stall_s,
         )
-        return calls.Done(address=await self._transfer.start())
+        self._transfers = make_transfers(order.transfers, where, self._regions)
+        endpoints = [(transfer.offer, await transfer.start()) for transfer in self._transfers.values()]
+        return calls.Done(endpoints=tuple(endpoints))
 
     async def _open_window(self, how: Callable[[Sequence[int]], Window], block_ids: Sequence[int]) -> Window:
         return await asyncio.to_thread(how, block_ids) if self._memory.is_staged else how(block_ids)
@@ -111,10 +115,10 @@ class Copier:
         window = await self._open_window(self._memory.writing, order.block_ids)
         self._arriving[order.handle] = window
         sink = Incoming(window, order.first, len(order.block_ids), len(self._memory.planes))
-        self._ready().expect(order.handle, sink)
+        self._transfer(order.transfer).expect(order.handle, sink)
 
     async def _forget(self, order: calls.Forget) -> None:
-        await self._ready().forget(order.handle)
+        await self._transfer(order.transfer).forget(order.handle)
         window = self._arriving.pop(order.handle, None)
         if window is None or not order.is_kept:
             return
@@ -123,10 +127,11 @@ class Copier:
         else:
             window.land()
 
-    def _ready(self) -> RpcTransfer:
-        if self._transfer is None:
-            raise OSError("the transfer has not been opened")
-        return self._transfer
+    def _transfer(self, name: str) -> Transfer:
+        transfer = self._transfers.get(name)
+        if transfer is None:
+            raise TransferFailed(f"no transfer {name!r} here")
+        return transfer
 
     async def _send(self, order: calls.SendBlocks) -> calls.Done:
         try:
@@ -151,19 +156,23 @@ class Copier:
         return calls.Done(copied_bytes=copied_bytes, duration_ms=moved_ms)
 
     def _outgoing(self, order: calls.SendBlocks, window: Window, places: range) -> Iterator[tuple[int, memoryview]]:
-        """Plane by plane, so that pieces of equal length stand together and fill a frame."""
-        planes = len(self._memory.planes)
-        for plane in range(planes):
+        """Pieces of equal length together, so that they fill a frame; a block's planes lie at even distances."""
+        count = len(self._memory.planes)
+        alike: dict[int, list[int]] = {}
+        for plane, (_, _, length) in enumerate(self._memory.planes):
+            alike.setdefault(length, []).append(plane)
+        for planes in alike.values():
             for place in places:
-                yield (order.first + place) * planes + plane, window.view(place, plane)
+                for plane in planes:
+                    yield (order.first + place) * count + plane, window.view(place, plane)
 
     async def _channel(self, order: calls.SendBlocks) -> Channel:
-        route = f"{order.address} {order.handle}"
+        route = f"{order.transfer} {order.address} {order.handle}"
         known = self._channels.get(order.channel)
         if known is not None and known[0] == route:
             return known[1]
         await self._hang_up(order.channel)
-        channel = await self._ready().open(order.address, order.handle)
+        channel = await self._transfer(order.transfer).open(order.address, order.handle)
         self._channels[order.channel] = (route, channel)
         return channel
 

@@ -10,6 +10,7 @@ import msgspec
 from midstream.control.errors import TransferFailed
 from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.frames import frame, read_frame
+from midstream.migration.transfers.choice import name_of
 
 CONNECT_S = 30.0
 
@@ -75,8 +76,10 @@ class CopierLink:
         self._peers: dict[int, Peer] = {}
         self._news = asyncio.Event()
         self._readers: set[asyncio.Task[None]] = set()
-        self.addresses = ""
-        """Where peers reach the workers, comma-separated in rank order."""
+        self.offers: tuple[str, ...] = ()
+        """Transfers that all workers have, best first."""
+        self.addresses: dict[str, str] = {}
+        """By transfer: where peers reach the workers, comma-separated in rank order."""
 
     async def listen(self, path: str) -> None:
         """Let copiers connect."""
@@ -92,7 +95,9 @@ class CopierLink:
         except TimeoutError:
             raise TransferFailed(f"{len(self._peers)} of {workers} workers came") from None
         answers = await self.all(order)
-        self.addresses = ",".join(answer.address for answer in answers)
+        ranks = [dict(answer.endpoints) for answer in answers]
+        self.offers = tuple(offer for offer in ranks[0] if all(offer in rank for rank in ranks))
+        self.addresses = {name_of(offer): ",".join(rank[offer] for rank in ranks) for offer in self.offers}
 
     async def all(self, what: calls.ToCopier) -> list[calls.Done]:
         """The same call to every worker."""

@@ -29,6 +29,7 @@ from midstream.instance.engines.vllm.leaving import Leaving
 from midstream.instance.engines.vllm.reports import Reports
 from midstream.instance.engines.vllm.runs import Outbound, Run
 from midstream.migration.protocol.messages import RequestSpec, RunState
+from midstream.migration.transfers.choice import choose
 
 logger = structlog.get_logger(__name__)
 
@@ -70,7 +71,8 @@ class VllmEngine:
         vllm_config = await self._core.start()
         self._facts = await self._core.call("mig_facts", None, calls.CoreFacts)
         self._spawn(self._pump())
-        await self._core.call("mig_attach", calls.Attach(socket=self._core.copier_socket), type(None))
+        attach = calls.Attach(socket=self._core.copier_socket, is_shared="shm" in self.config.transfers)
+        await self._core.call("mig_attach", attach, type(None))
         await self._copiers.open(self._facts.workers, self._opening())
         await self._describe_itself(vllm_config, args)
         self._leaving = Leaving(self._core, self._copiers, lambda: self._facts.block_tokens)
@@ -84,6 +86,7 @@ class VllmEngine:
     def _opening(self) -> calls.Open:
         config = self.config
         return calls.Open(
+            transfers=config.transfers,
             host=config.transfer_host,
             port=config.transfer_port,
             advertise_host=config.transfer_advertise_host,
@@ -178,7 +181,7 @@ class VllmEngine:
 
     def transfers(self) -> tuple[str, ...]:
         """Backends it can send and receive with, best first."""
-        return () if self._facts.refusal else ("rpc",)
+        return () if self._facts.refusal else self._copiers.offers
 
     # --- outputs and reports -----------------------------------------------------------------------
 
@@ -332,10 +335,9 @@ class VllmEngine:
         """Hold blocks and a run slot. Raises `Refused`, `EngineFailed`; again: the same answer."""
         if slot in self._runs:
             raise Refused("duplicate", f"{slot} already runs here")
-        if not set(self.transfers()) & set(transfers):
-            raise Refused("no_transfer", f"offered {', '.join(transfers) or 'none'}; here is rpc")
+        choice = choose(transfers, self.transfers())
         request = self._requests.core_request(slot, spec)
-        return await self._arriving.reserve(slot, self._requests.encoded(request), outputs, blocks)
+        return await self._arriving.reserve(slot, self._requests.encoded(request), outputs, blocks, choice)
 
     async def adopt(self, slot: str, state: RunState) -> None:
         """Turn a reservation into a run. Again: nothing. Raises `Refused("gone")`."""

@@ -95,11 +95,12 @@ class Leaving:
     async def _send(self, copy: Copy, block_ids: tuple[int, ...]) -> list[calls.Done]:
         if copy.fate is not None or not block_ids:
             return list(NOTHING)
-        if copy.route.transfer != "rpc":
+        if copy.route.transfer not in self._copiers.addresses:
             raise TransferFailed(f"no transfer {copy.route.transfer!r} here")
         orders: list[calls.ToCopier] = [
             calls.SendBlocks(
                 channel=copy.slot,
+                transfer=copy.route.transfer,
                 address=address,
                 handle=copy.route.handle,
                 first=copy.first,

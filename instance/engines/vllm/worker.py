@@ -8,6 +8,7 @@ from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.copier import start_copier
 from midstream.instance.engines.vllm.kv_memory import kv_memory
 from midstream.instance.engines.vllm.seams import worker as seam
+from midstream.instance.engines.vllm.shared_kv import share
 
 
 class WorkerExtension:
@@ -25,7 +26,8 @@ class WorkerExtension:
     def mig_attach(self, argument: bytes) -> bool:
         """Start the copier and let it connect to the llumlet."""
         attach = msgspec.msgpack.decode(argument, type=calls.Attach)
-        start_copier(attach.socket, seam.rank_of(self), kv_memory(*seam.kv_tensors(self)))
+        regions = share(seam.kv_holders(self)) if attach.is_shared else []
+        start_copier(attach.socket, seam.rank_of(self), kv_memory(*seam.kv_tensors(self)), regions)
         return True
 
     def mig_insert(self, argument: bytes) -> None:

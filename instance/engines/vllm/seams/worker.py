@@ -14,7 +14,15 @@ from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.generators import generator_for, state_of
 from midstream.instance.engines.vllm.seams.version import check_parameters, check_parts
 
-RUNNER_PARTS = ("kv_caches", "kv_cache_config", "attn_groups", "device", "requests", "input_batch")
+RUNNER_PARTS = (
+    "kv_caches",
+    "kv_cache_config",
+    "attn_groups",
+    "device",
+    "compilation_config",
+    "requests",
+    "input_batch",
+)
 GREEDY_BELOW = 1e-5
 """vLLM's: a lower temperature draws nothing."""
 # fmt: off
@@ -28,7 +36,7 @@ CACHED_FIELDS = (
 def check_worker(worker: Any) -> None:
     """Raises `BadInput` if this vLLM's worker lacks anything used here."""
     check_parts(worker, ("model_runner", "rank"))
-    check_parts(worker.model_runner, RUNNER_PARTS[:4] if is_v2(worker) else RUNNER_PARTS)
+    check_parts(worker.model_runner, RUNNER_PARTS[:5] if is_v2(worker) else RUNNER_PARTS)
     check_parameters(CachedRequestState, CACHED_FIELDS)
 
 
@@ -47,6 +55,14 @@ def kv_tensors(worker: Any) -> tuple[list[Any], int]:
     runner = worker.model_runner
     own = {int(tensor.data_ptr()): tensor for tensor in runner.kv_caches}
     return list(own.values()), int(runner.kv_cache_config.num_blocks)
+
+
+def kv_holders(worker: Any) -> list[Any]:
+    """Every tensor object through which the runner or a layer reaches KV."""
+    runner = worker.model_runner
+    layers = runner.compilation_config.static_forward_context.values()
+    kept = [getattr(layer, "kv_cache", None) for layer in layers]
+    return [tensor for tensor in (*runner.kv_caches, *kept) if isinstance(tensor, torch.Tensor)]
 
 
 def layout_of(worker: Any) -> str:

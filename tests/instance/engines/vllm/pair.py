@@ -68,6 +68,7 @@ class LinkedEngine(VllmEngine):
             blocks=reserved.blocks,
             cached=reserved.cached,
             transfer=reserved.transfer,
+            why=reserved.why,
             address=",".join([await self._link.before(address) for address in reserved.address.split(",")]),
             handle=reserved.handle,
         )

@@ -21,7 +21,7 @@ from midstream.instance.engines.vllm.kv_memory import DirectMemory, StagedMemory
 from tests.instance.engines.vllm.proxy import VllmLink
 
 BLOCKS, LAYERS = 9, 3
-OPEN = calls.Open(host="127.0.0.1", port=0, advertise_host="", secret=b"a secret", stall_s=20.0)
+OPEN = calls.Open(transfers=("rpc",), host="127.0.0.1", port=0, advertise_host="", secret=b"a secret", stall_s=20.0)
 
 
 class Side(NamedTuple):
@@ -60,7 +60,7 @@ async def sides(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 def send(address: str, handle: str, block_ids: tuple[int, ...], first: int = 0) -> calls.SendBlocks:
     return calls.SendBlocks(
-        channel="run", address=address, handle=handle, first=first, block_ids=block_ids, checksum=True
+        channel="run", transfer="rpc", address=address, handle=handle, first=first, block_ids=block_ids, checksum=True
     )
 
 
@@ -68,10 +68,10 @@ async def test_P05_blocks_arrive_where_they_were_expected_and_nowhere_else(sides
     a, b = sides
     for number, tensor in enumerate(a.tensors):
         tensor[2], tensor[3] = 10 + number, 20 + number
-    await b.link.all(calls.Expect(handle="h", first=0, block_ids=(7, 5)))
-    (done,) = await a.link.all(send(b.link.addresses, "h", (2, 3)))
+    await b.link.all(calls.Expect(transfer="rpc", handle="h", first=0, block_ids=(7, 5)))
+    (done,) = await a.link.all(send(b.link.addresses["rpc"], "h", (2, 3)))
     assert done.copied_bytes == 2 * LAYERS * 4 * 8 * 2
-    await b.link.all(calls.Forget(handle="h", is_kept=True))
+    await b.link.all(calls.Forget(transfer="rpc", handle="h", is_kept=True))
     for number, tensor in enumerate(b.tensors):
         assert tensor[7].eq(10 + number).all()
         assert tensor[5].eq(20 + number).all()
@@ -80,13 +80,13 @@ async def test_P05_blocks_arrive_where_they_were_expected_and_nowhere_else(sides
 
 async def test_P05_outside_the_reservation_nothing_is_written(sides: tuple[Side, Side]) -> None:
     a, b = sides
-    await b.link.all(calls.Expect(handle="h", first=2, block_ids=(7, 5)))
+    await b.link.all(calls.Expect(transfer="rpc", handle="h", first=2, block_ids=(7, 5)))
     for first in (0, 4):
         with pytest.raises(TransferFailed):
-            await a.link.all(send(b.link.addresses, "h", (2, 3), first))
-    await b.link.all(calls.Forget(handle="h", is_kept=False))
+            await a.link.all(send(b.link.addresses["rpc"], "h", (2, 3), first))
+    await b.link.all(calls.Forget(transfer="rpc", handle="h", is_kept=False))
     with pytest.raises(TransferFailed):
-        await a.link.all(send(b.link.addresses, "h", (2, 3), 2))
+        await a.link.all(send(b.link.addresses["rpc"], "h", (2, 3), 2))
     assert all(tensor.eq(0).all() for tensor in b.tensors)
 
 
@@ -94,8 +94,8 @@ async def test_a_cancelled_copy_has_let_go_of_memory(sides: tuple[Side, Side]) -
     a, b = sides
     link = VllmLink()
     link.gate.clear()
-    await b.link.all(calls.Expect(handle="h", first=0, block_ids=(7,)))
-    copy = asyncio.create_task(a.link.all(send(await link.before(b.link.addresses), "h", (2,))))
+    await b.link.all(calls.Expect(transfer="rpc", handle="h", first=0, block_ids=(7,)))
+    copy = asyncio.create_task(a.link.all(send(await link.before(b.link.addresses["rpc"]), "h", (2,))))
     async with asyncio.timeout(20):
         await link.sending.wait()
     copy.cancel()
@@ -103,11 +103,11 @@ async def test_a_cancelled_copy_has_let_go_of_memory(sides: tuple[Side, Side]) -
     assert copy.cancelled()
     link.gate.set()
     await link.stop()
-    await b.link.all(calls.Forget(handle="h", is_kept=False))
+    await b.link.all(calls.Forget(transfer="rpc", handle="h", is_kept=False))
     assert all(tensor[7].eq(0).all() for tensor in b.tensors)
-    await b.link.all(calls.Expect(handle="again", first=0, block_ids=(7,)))
-    await a.link.all(send(b.link.addresses, "again", (2,)))
-    await b.link.all(calls.Forget(handle="again", is_kept=True))
+    await b.link.all(calls.Expect(transfer="rpc", handle="again", first=0, block_ids=(7,)))
+    await a.link.all(send(b.link.addresses["rpc"], "again", (2,)))
+    await b.link.all(calls.Forget(transfer="rpc", handle="again", is_kept=True))
     assert all(tensor[7].eq(1).all() for tensor in b.tensors)
 
 
@@ -115,10 +115,10 @@ async def test_equal_ranks_exchange_and_other_numbers_of_ranks_are_refused(tmp_p
     async with side(tmp_path / "a", 0, workers=2) as a, side(tmp_path / "b", 0, workers=2) as b:
         for number, tensor in enumerate(a.tensors):
             tensor[4] = number
-        await b.link.all(calls.Expect(handle="h", first=0, block_ids=(6,)))
-        addresses = b.link.addresses.split(",")
+        await b.link.all(calls.Expect(transfer="rpc", handle="h", first=0, block_ids=(6,)))
+        addresses = b.link.addresses["rpc"].split(",")
         await a.link.each([send(address, "h", (4,)) for address in addresses])
-        await b.link.all(calls.Forget(handle="h", is_kept=True))
+        await b.link.all(calls.Forget(transfer="rpc", handle="h", is_kept=True))
         assert [int(tensor[6, 0, 0]) for tensor in b.tensors] == list(range(2 * LAYERS))
         with pytest.raises(TransferFailed, match="1 ranks there, 2 here"):
             await a.link.each([send(addresses[0], "h", (4,))])
