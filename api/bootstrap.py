@@ -115,6 +115,7 @@ def _vllm_engine(settings: Settings) -> Engine:
             is_untested_vllm_allowed=settings.vllm_any_version,
             secret=settings.data_secret(),
             transfers=settings.transfer_names,
+            transfer_bytes_per_s=settings.copy_bytes_per_s,
             transfer_host=settings.bind_host,
             transfer_advertise_host=settings.advertise_host or "",
             boot_s=settings.vllm_boot_s,
@@ -138,7 +139,12 @@ def _sim_engine(settings: Settings) -> Engine:
         time_scale=settings.sim_time_scale,
         secret=settings.data_secret(),
     )
-    where = Where(bind_host=settings.bind_host, advertise_host=settings.advertise_host, secret=settings.data_secret())
+    where = Where(
+        bind_host=settings.bind_host,
+        advertise_host=settings.advertise_host,
+        secret=settings.data_secret(),
+        bytes_per_s=settings.copy_bytes_per_s,
+    )
     region = Region(config.kv_bytes)
     return SimEngine(config, make_transfers(settings.transfer_names, where, [region]), memory=region.view)
 

@@ -143,6 +143,9 @@ class MoveGroup(BaseModel):
         description="How KV may travel, best first, comma-separated: `shm` (within one host), `rpc` (TCP), `gloo` "
         "(needs torch). The first of the source's that the target also has is used.",
     )
+    copy_mib_s: float | None = Field(
+        None, gt=0, description="KV that one instance sends, MiB a second at most, over all its moves. Unset: no limit."
+    )
     checksum: bool = Field(_LLUMLET.checksum, description="Check every copied block.")
     prepare_ms: float = Field(_LLUMLET.prepare_ms, gt=0, description="A target has so long to answer.")
     decision_ms: float = Field(_LLUMLET.decision_ms, gt=0, description="Silence after the hand-over: reclaim.")

@@ -101,6 +101,11 @@ class Settings(
         return parse_keys(self.api_keys)
 
     @property
+    def copy_bytes_per_s(self) -> float | None:
+        """What one instance may send."""
+        return None if self.copy_mib_s is None else self.copy_mib_s * (1 << 20)
+
+    @property
     def transfer_names(self) -> tuple[str, ...]:
         """Transfer backends, best first."""
         return tuple(self.transfers.split(","))

@@ -8,7 +8,7 @@ import json
 import secrets
 import statistics
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib import resources
 from pathlib import Path
@@ -71,7 +71,7 @@ class Pair:
     def __init__(self, process: asyncio.subprocess.Process, memory: Paged) -> None:
         self._process = process
         self.memory = memory
-        self.transfers: dict[str, Transfer] = {}
+        self.transfers: Mapping[str, Transfer] = {}
         self.addresses: dict[str, str] = {}
         self.raw: dict[str, Raw] = {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ class Peer:
     """What it has; every method `do_…` is a command."""
 
     def __init__(self) -> None:
-        self._transfers: dict[str, Transfer] = {}
+        self._transfers: Mapping[str, Transfer] = {}
         self._lag = LagMeter()
 
     async def do_begin(self, *, layout: str, size: int, secret: str, backends: list[str]) -> dict[str, str]:

@@ -23,6 +23,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     advertise_host: str | None = None
     """Host that peers use; needed when `bind_host` is a wildcard."""
     secret: bytes
+    bytes_per_s: float | None = None
+    """What may leave through all transfers together. None: as much as can."""
     stall_s: float = 1.0
     """A copy without progress for so long has failed. In it a link must carry what kernels buffer, about 4 MB."""
 

@@ -19,6 +19,7 @@ import structlog
 from midstream.control.errors import BadInput, TransferFailed
 from midstream.migration.transfers import rpc_format as wire
 from midstream.migration.transfers.base import Channel, Sink, Where
+from midstream.migration.transfers.budget import Budget
 from midstream.migration.transfers.rpc_receiver import Refusal, Reservation, admit
 from midstream.migration.transfers.rpc_socket import Stream, connect, listen
 from midstream.migration.transfers.shm_memory import Region
@@ -49,6 +50,8 @@ class Endpoint(ABC):
             raise BadInput("a transfer needs a shared secret")
         self.counters: Counter[str] = Counter()
         self.where = where
+        self.budget = Budget(where.bytes_per_s)
+        """Of what leaves; endpoints of one instance share one."""
         self._listener: socket.socket | None = None
         self._reservations: dict[bytes, Reservation] = {}
         self._tasks: set[asyncio.Task[None]] = set()

@@ -15,6 +15,7 @@ from midstream.control.errors import TransferFailed
 from midstream.migration.transfers import frame_format as wire
 from midstream.migration.transfers import rpc_format
 from midstream.migration.transfers.base import Channel, CopyReport
+from midstream.migration.transfers.budget import Budget
 from midstream.migration.transfers.rpc_socket import Stream
 
 
@@ -38,8 +39,9 @@ Home = Callable[[Any], tuple[object, int]]
 class FrameChannel(ABC):
     """An authenticated connection for the blocks of one reservation. One `send` at a time; others wait their turn."""
 
-    def __init__(self, stream: Stream, left: Callable[[Channel], None]) -> None:
+    def __init__(self, stream: Stream, budget: Budget, left: Callable[[Channel], None]) -> None:
         self._stream = stream
+        self._budget = budget
         self._left = left
         self._lock = asyncio.Lock()
         self._unanswered: deque[tuple[int, Callable[[], None]]] = deque()
@@ -80,6 +82,7 @@ class FrameChannel(ABC):
                 await self._answer()
             pieces = len(frame)
             copied_bytes += pieces * len(frame[0].view)
+            await self._budget.take(pieces * len(frame[0].view))
             self._unanswered.append((pieces, await self._send_frame(frame, is_checked)))
             frame.clear()
         while self._unanswered:

@@ -107,7 +107,7 @@ class PairedChannel(FrameChannel):
     """The source's end of one channel."""
 
     def __init__(self, transfer: PairedTransfer, stream: Stream, group: Group, left: Callable[[Channel], None]) -> None:
-        super().__init__(stream, left)
+        super().__init__(stream, transfer.budget, left)
         self._transfer = transfer
         self._group = group
         self._tags = itertools.count()

@@ -8,6 +8,8 @@ from typing import Any
 
 from midstream.control.errors import UnknownThing
 from midstream.migration.transfers.base import Transfer, Where
+from midstream.migration.transfers.budget import Budget
+from midstream.migration.transfers.endpoint import Endpoint
 from midstream.migration.transfers.shm_memory import Region
 
 TRANSFERS = {
@@ -29,9 +31,17 @@ def make_transfer(name: str, *args: Any, **options: Any) -> Transfer:
     return transfer
 
 
-def make_transfers(names: Sequence[str], where: Where, regions: Sequence[Region] = ()) -> dict[str, Transfer]:
+def make_transfers(names: Sequence[str], where: Where, regions: Sequence[Region] = ()) -> dict[str, Endpoint]:
     """Backends that connect processes, by name and in this order; `regions`: memory of ours that peers may map.
 
     Raises `UnknownThing`, and `BadInput` for one that cannot work here.
     """
-    return {name: make_transfer(name, where, regions) for name in names}
+    made: dict[str, Endpoint] = {}
+    for name in names:
+        transfer = make_transfer(name, where, regions)
+        assert isinstance(transfer, Endpoint)
+        made[name] = transfer
+    budget = Budget(where.bytes_per_s)
+    for endpoint in made.values():
+        endpoint.budget = budget
+    return made

@@ -17,7 +17,7 @@ class RpcTransfer(TcpEndpoint):
     name = "rpc"
 
     async def _channel(self, stream: Stream, handle: bytes, left: Callable[[Channel], None]) -> Channel:
-        return RpcChannel(stream, handle, left)
+        return RpcChannel(stream, handle, self.budget, left)
 
     async def _receive(self, stream: Stream, handle: bytes, reservation: Reservation) -> None:
         await receive(stream, handle, reservation)

@@ -9,17 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from midstream.control.errors import TransferFailed
 from midstream.migration.transfers import rpc_format as wire
 from midstream.migration.transfers.base import Channel, CopyReport
+from midstream.migration.transfers.budget import Budget
 from midstream.migration.transfers.rpc_socket import Stream
 
 
 class RpcChannel:
     """An authenticated connection for the blocks of one reservation. One `send` at a time; others wait their turn."""
 
-    def __init__(self, stream: Stream, handle: bytes, left: Callable[[Channel], None]) -> None:
+    def __init__(self, stream: Stream, handle: bytes, budget: Budget, left: Callable[[Channel], None]) -> None:
         self._stream = stream
         self._handle = handle
         self._lock = asyncio.Lock()
         self._is_closed = False
+        self._budget = budget
         self._left = left
 
     async def send(self, blocks: Sequence[tuple[int, memoryview]], *, checksum: bool = False) -> CopyReport:
@@ -44,6 +46,7 @@ class RpcChannel:
             return 0
         copied_bytes = 0
         for indexes, views in group(blocks):
+            await self._budget.take(len(indexes) * len(views[0]))
             await self._send_frame(indexes, views, checksum)
             copied_bytes += len(indexes) * len(views[0])
             if early := self._stream.read_now(wire.REPLY.size):

@@ -82,7 +82,7 @@ class ShmTransfer(Endpoint):
             raise
 
     async def _channel(self, stream: Stream, handle: bytes, left: Callable[[Channel], None]) -> Channel:
-        return ShmChannel(stream, self._regions, self.staging, self._executor, left)
+        return ShmChannel(stream, self.budget, self._regions, self.staging, self._executor, left)
 
     async def _receive(self, stream: Stream, handle: bytes, reservation: Reservation) -> None:
         await ShmReceiver(stream, reservation, self.mappings, self._executor).serve()

@@ -10,6 +10,7 @@ import numpy as np
 
 from midstream.migration.transfers import frame_format as wire
 from midstream.migration.transfers.base import Channel
+from midstream.migration.transfers.budget import Budget
 from midstream.migration.transfers.frames import FrameChannel, Piece
 from midstream.migration.transfers.pieces import address_of, checksum, copy_pieces
 from midstream.migration.transfers.rpc_socket import Stream
@@ -24,12 +25,13 @@ class ShmChannel(FrameChannel):
     def __init__(
         self,
         stream: Stream,
+        budget: Budget,
         regions: Regions,
         staging: Slots[Region],
         executor: Executor,
         left: Callable[[Channel], None],
     ) -> None:
-        super().__init__(stream, left)
+        super().__init__(stream, budget, left)
         self._regions = regions
         self._staging = staging
         self._executor = executor

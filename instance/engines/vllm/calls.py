@@ -188,6 +188,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Start the transfers. Done with their offers and addresses."""
 
     transfers: tuple[str, ...]
+    bytes_per_s: float | None = None
+    """What this worker may send."""
     host: str
     port: int
     advertise_host: str

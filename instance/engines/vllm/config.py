@@ -28,6 +28,8 @@ class VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Shared by the whole cluster; proves the ends of a transfer to each other."""
     transfers: tuple[str, ...] = ("rpc",)
     """Backends of the workers, best first."""
+    transfer_bytes_per_s: float | None = None
+    """What all workers together may send. None: as much as can."""
     transfer_host: str = "127.0.0.1"
     transfer_advertise_host: str = ""
     transfer_port: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -39,7 +39,7 @@ class Copier:
         self._rank = rank
         self._memory = memory
         self._regions = regions
-        self._transfers: dict[str, Transfer] = {}
+        self._transfers: Mapping[str, Transfer] = {}
         self._channels: dict[str, tuple[str, Channel]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._arriving: dict[str, Window] = {}
@@ -102,6 +102,7 @@ class Copier:
             port=order.port + self._rank if order.port else 0,
             secret=order.secret,
             advertise_host=order.advertise_host or None,
+            bytes_per_s=order.bytes_per_s,
             stall_s=order.stall_s,
         )
         self._transfers = make_transfers(order.transfers, where, self._regions)

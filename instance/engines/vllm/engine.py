@@ -84,9 +84,10 @@ class VllmEngine:
         self._spawn(self._watch())
 
     def _opening(self) -> calls.Open:
-        config = self.config
+        config, total = self.config, self.config.transfer_bytes_per_s
         return calls.Open(
             transfers=config.transfers,
+            bytes_per_s=total / self._facts.workers if total is not None else None,
             host=config.transfer_host,
             port=config.transfer_port,
             advertise_host=config.transfer_advertise_host,
