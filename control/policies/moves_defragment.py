@@ -36,8 +36,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     copy_max: float = 4.0
     """Blocks that may be copied for each block that the head of the line needs."""
-    keep: float = 2.0
-    """Freeness, in blocks for each running request, that every target keeps."""
+    keep: float = 10.0
+    """Freeness, in blocks for each running request, that every target keeps: what `balance` takes for nearly full."""
 
 
 def propose(state: State, room: Room, now_ms: int, params: Params, rng: Rng) -> Iterator[Proposal]:
