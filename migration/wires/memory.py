@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from midstream.control.ids import Node
-from midstream.control.simulate.faults import FaultPlan, Link
+from midstream.control.simulate.faults import HEALTHY, FaultPlan, Link
 from midstream.migration.protocol.messages import AnyMessage
 from midstream.migration.wires.base import Handler
 from midstream.migration.wires.frames import decode_frame, encode_frame
@@ -89,6 +89,8 @@ class MemoryNetwork:
         """The way between two nodes right now, by plan and by hand, for messages of a kind."""
         if self._cuts and frozenset((source, target)) in self._cuts:
             return Link(is_cut=True)
+        if not self.faults.faults:
+            return HEALTHY
         return self.faults.link(source, target, self.now_ms(), kind)
 
     def join(self, wire: MemoryWire) -> None:

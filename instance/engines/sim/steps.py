@@ -107,7 +107,7 @@ class Steps:
         now, began, end = _now(), stride.step_began(), stride.ends_at
         ended = now if now > began + 2 * (end - began) else end
         if stride.is_decode:
-            self._note_step(ended - began)
+            self._mean_ms = _mean(self._mean_ms, ended - began)
         stepped = self._core.apply(stride.plan)
         if self._witness is not None:
             self._witness.stepped([run for run, _ in stepped.sampled], (ended,))
@@ -128,14 +128,18 @@ class Steps:
             return
         if stride.is_decode:
             before = stride.ends[stride.noted - 1] if stride.noted else stride.began
+            mean_ms = self._mean_ms
             for end in stride.ends[stride.noted : steps]:
-                self._note_step(end - before)
+                mean_ms = _mean(mean_ms, end - before)
                 before = end
+            self._mean_ms = mean_ms
         stride.noted = steps
 
-    def _note_step(self, seconds: float) -> None:
-        weight = STEP_MEAN_WEIGHT if self._mean_ms else 1.0
-        self._mean_ms += weight * (seconds * 1000 - self._mean_ms)
+
+def _mean(mean_ms: float, seconds: float) -> float:
+    """The moving mean with one more step in it; the first step is the mean."""
+    step_ms = seconds * 1000
+    return mean_ms + STEP_MEAN_WEIGHT * (step_ms - mean_ms) if mean_ms else step_ms
 
 
 def coarse(step_ms: float) -> float:
