@@ -240,11 +240,7 @@ class VirtualLoop(BaseEventLoop):
     def _run_once(self) -> None:
         """Run one ready callback, or move time to the next timer; not shuffled: on and on until somebody stops it."""
         if not self._is_shuffled:
-            while not self._stopping:
-                if self._plain:
-                    self._run_ready()
-                else:
-                    self._advance()
+            self._run_in_order()
             return
         handle = self._next_handle()
         if handle is None:
@@ -257,19 +253,25 @@ class VirtualLoop(BaseEventLoop):
             if self.callbacks % COLLECT_EVERY_CALLBACKS == 0:
                 gc.collect()
 
-    def _run_ready(self) -> None:
-        """Run what is ready now; what it makes ready comes in the next round."""
+    def _run_in_order(self) -> None:
+        """Rounds of what is ready, as asyncio's own loop makes them, and time moving between them."""
         plain = self._plain
-        ready = len(plain)
-        for _ in range(ready):
-            handle = plain.popleft()
-            if not handle._cancelled:
-                handle._run()
-        collected = self.callbacks // COLLECT_EVERY_CALLBACKS
-        self.callbacks += ready
-        self._check()
-        if self.callbacks // COLLECT_EVERY_CALLBACKS != collected:
-            gc.collect()
+        collect_at = self.callbacks + COLLECT_EVERY_CALLBACKS
+        while not self._stopping:
+            ready = len(plain)
+            if not ready:
+                self._advance()
+                continue
+            for _ in range(ready):
+                handle = plain.popleft()
+                if not handle._cancelled:
+                    handle._run()
+            self.callbacks += ready
+            if self.failures or self.callbacks - self._spinning_since > LIVELOCK_CALLBACKS_MAX:
+                self._check()
+            if self.callbacks >= collect_at:
+                collect_at = self.callbacks + COLLECT_EVERY_CALLBACKS
+                gc.collect()
 
     def _check(self) -> None:
         if self.failures and self._is_strict:
@@ -278,7 +280,9 @@ class VirtualLoop(BaseEventLoop):
             raise LivelockError(f"{LIVELOCK_CALLBACKS_MAX} callbacks at {self._now:.6f} s; {self.describe()}")
 
     def _advance(self) -> None:
-        timers = self._timers()
+        timers = self._timers_set
+        if not timers or timers[0][2]._cancelled or self._timer_cancelled_count > TIMERS_CANCELLED_MIN:
+            timers = self._timers()
         if self._stopping:
             return
         if not timers:
