@@ -241,7 +241,7 @@ class HangUp(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A call's result: of `Open` (offer, address) of each transfer; of `SendBlocks` bytes, milliseconds without pauses."""
+    """A call's result: of `Open` (offer, address) of each transfer; of `SendBlocks` bytes and time without pauses."""
 
     endpoints: tuple[tuple[str, str], ...] = ()
     copied_bytes: int = 0

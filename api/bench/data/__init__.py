@@ -1,0 +1,1 @@
+"""The founding figures, for orientation in plots."""
