@@ -1,0 +1,1 @@
+"""Figures of others, for orientation; see README.md beside this file."""
