@@ -9,7 +9,7 @@ import secrets
 import statistics
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -42,13 +42,14 @@ def measure(
     sizes_mb: Sequence[int] = SIZES_MB,
     layouts: Sequence[str] = tuple(LAYOUTS),
     repeats: int = REPEATS,
+    lag_bytes: int = LAG_BYTES,
 ) -> Measured:
     """Everything; some minutes."""
-    return asyncio.run(_measure(tuple(backends), tuple(sizes_mb), tuple(layouts), repeats))
+    return asyncio.run(_measure(tuple(backends), tuple(sizes_mb), tuple(layouts), repeats, lag_bytes))
 
 
 async def _measure(
-    backends: tuple[str, ...], sizes_mb: tuple[int, ...], layouts: tuple[str, ...], repeats: int
+    backends: tuple[str, ...], sizes_mb: tuple[int, ...], layouts: tuple[str, ...], repeats: int, lag_bytes: int
 ) -> Measured:
     found = machine()
     rows: list[dict[str, Any]] = []
@@ -59,8 +60,8 @@ async def _measure(
                 say(f"layout {name}: {size_mb} MB ...")
                 rows += await _rows(pair, backends, size_mb, repeats)
             if name == layouts[0]:
-                say("watching event loops while 10 GB pass ...")
-                lag = {backend: await _lag_ms_p99(pair, backend, max(sizes_mb)) for backend in backends}
+                say("watching event loops ...")
+                lag = {backend: await _lag_ms_p99(pair, backend, max(sizes_mb), lag_bytes) for backend in backends}
     params = {"backends": backends, "sizes_mb": sizes_mb, "layouts": layouts, "repeats": repeats, "seed": SEED}
     return Measured(params=params, rows=tuple(rows), summary=_summary(rows, backends, layouts[0], lag), machine=found)
 
@@ -74,6 +75,8 @@ class Pair:
         self.transfers: Mapping[str, Transfer] = {}
         self.addresses: dict[str, str] = {}
         self.raw: dict[str, Raw] = {}
+        self.at_end = ExitStack()
+        """Closes raw media."""
 
     async def ask(self, do: str, **order: Any) -> Any:
         """Have the other process do something; its answer."""
@@ -118,6 +121,7 @@ async def _pair(layout: Layout, size: int, backends: tuple[str, ...]) -> AsyncIt
         pair.raw = {backend: await RAW[backend](pair) for backend in backends}
         yield pair
     finally:
+        pair.at_end.close()
         for transfer in pair.transfers.values():
             await transfer.stop()
         assert process.stdin is not None
@@ -134,6 +138,7 @@ async def _raw_copy(pair: Pair) -> Raw:
 
 async def _raw_tcp(pair: Pair) -> Raw:
     source = TcpSource(await pair.ask("tcp"))
+    pair.at_end.callback(source.close)
     return lambda size: asyncio.to_thread(source.send_s, pair.memory.array, size)
 
 
@@ -183,13 +188,13 @@ def _row(pair: Pair, backend: str, size_mb: int, speeds: dict[str, list[float]],
     }
 
 
-async def _lag_ms_p99(pair: Pair, backend: str, size_mb: int) -> float | None:
-    """The worse of both event loops while `LAG_BYTES` pass."""
+async def _lag_ms_p99(pair: Pair, backend: str, size_mb: int, lag_bytes: int) -> float | None:
+    """The worse of both event loops while so many bytes pass."""
     blocks = pair.memory.blocks_in(size_mb * MIB)
     ours = LagMeter()
     ours.start()
     await pair.ask("watch")
-    for _ in range(-(-LAG_BYTES // (blocks * pair.memory.layout.block_bytes))):
+    for _ in range(-(-lag_bytes // (blocks * pair.memory.layout.block_bytes))):
         await pair.move_s(backend, blocks)
     lags = rank(await ours.stop(), 0.99), await pair.ask("lag")
     return max((lag for lag in lags if lag is not None), default=None)

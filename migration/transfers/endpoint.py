@@ -43,6 +43,7 @@ class Endpoint(ABC):
     """
 
     name: str
+    connect_s = CONNECT_S
 
     def __init__(self, where: Where, regions: Sequence[Region] = ()) -> None:
         """`regions`: memory of ours that a backend may let peers map."""
@@ -100,12 +101,12 @@ class Endpoint(ABC):
             await _end(reservation.tasks)
 
     async def open(self, address: str, handle: str) -> Channel:
-        """Connect and prove ourselves. Raises `TransferFailed` within `CONNECT_S` for a no, or no answer."""
+        """Connect and prove ourselves. Raises `TransferFailed` within `connect_s` for a no, or no answer."""
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(self.connect_s):
                 channel = await self._introduced(address, wire.wire_handle(handle))
         except TimeoutError:
-            raise TransferFailed(f"no answer from {address} within {CONNECT_S} s") from None
+            raise TransferFailed(f"no answer from {address} within {self.connect_s} s") from None
         except (OSError, ValueError) as error:
             raise TransferFailed(f"cannot open {address}: {error}") from error
         self._channels.add(channel)

@@ -81,7 +81,8 @@ async def meet(stream: Stream, executor: Executor, deadline_s: float, make: Call
     try:
         made = await in_thread(executor, lambda: make(store))
         stream.write_now(entry("", b""))
-        await listening
+        async with asyncio.timeout(deadline_s):
+            await listening
         return made
     except RuntimeError as error:
         raise PeerGone(f"the other rank did not come: {error}") from error
@@ -91,7 +92,7 @@ async def meet(stream: Stream, executor: Executor, deadline_s: float, make: Call
 
 async def _listen(stream: Stream, store: PairStore) -> None:
     while True:
-        key_bytes, value_bytes = ENTRY.unpack(await stream.read(ENTRY.size))
+        key_bytes, value_bytes = ENTRY.unpack(await stream.read(ENTRY.size, is_idle=True))
         if not key_bytes:
             return
         if value_bytes > ENTRY_BYTES_MAX:

@@ -32,6 +32,8 @@ TARGET, SOURCE = 0, 1
 THREADS = 4 * CONNECTIONS_MAX
 """At most; they wait for bytes, or for the other rank. Were there fewer than frames and meetings, two processes could
 wait for each other's threads."""
+CONNECT_S = 3.0
+"""A group takes milliseconds to make, but of a core, and some threads: thirty at once take their time."""
 
 
 class Work(Protocol):
@@ -56,6 +58,8 @@ class Group(Protocol):
 
 class PairedTransfer(TcpEndpoint):
     """One process's endpoint. A backend says how groups and memory for slots are made, and how bytes get in and out."""
+
+    connect_s = CONNECT_S
 
     def __init__(self, where: Where, regions: Sequence[Region] = ()) -> None:
         super().__init__(where)
@@ -100,7 +104,7 @@ class PairedTransfer(TcpEndpoint):
             self.executor.submit(group.close)
 
     async def _meet(self, stream: Stream, rank: int) -> Group:
-        return await meet(stream, self.executor, self.where.stall_s, lambda store: self._group(store, rank))
+        return await meet(stream, self.executor, CONNECT_S, lambda store: self._group(store, rank))
 
 
 class PairedChannel(FrameChannel):

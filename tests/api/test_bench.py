@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
-from midstream.api.bench import control
+from midstream.api.bench import control, transfer
 from midstream.api.bench.plots import plot
 from midstream.api.bench.report import Measured, is_missing, machine, rank, show
 from midstream.api.bench.states import cluster_state, life
@@ -62,3 +63,20 @@ async def test_commits_are_measured_on_a_real_valkey(tmp_path: Path) -> None:
     times = await control.commit_ms(tmp_path)
     assert len(times) == control.COMMITS
     assert min(times) > 0
+
+
+async def test_transfers_are_measured_between_two_processes_and_drawn(tmp_path: Path) -> None:
+    measured = await asyncio.to_thread(transfer.measure, ("shm", "rpc"), (8, 64), ("small",), 1, 64 << 20)
+    assert [(row["backend"], row["size_mb"]) for row in measured.rows] == [
+        ("shm", 8), ("rpc", 8), ("shm", 64), ("rpc", 64)
+    ]  # fmt: skip
+    assert not is_missing(measured.summary)
+    assert all(row["gib_s"] > 0 and row["ratio"] > 0 for row in measured.rows)
+    transfer.draw(measured, tmp_path)
+    assert (tmp_path / "transfer.png").stat().st_size > 0
+
+
+def test_the_founding_curves_are_there_for_orientation() -> None:
+    curves = transfer.founding()
+    assert set(curves) == {"rpc", "gloo", "nccl"}
+    assert 1.0 < curves["rpc"][8.0] < 1.1

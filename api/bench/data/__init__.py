@@ -1,1 +1,1 @@
-"""The founding figures, for orientation in plots."""
+"""Figures of others, for orientation; see README.md beside this file."""
