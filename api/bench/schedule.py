@@ -49,8 +49,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     arms: tuple[str, ...] = ARMS
     seeds: int = 3
     instances: int = 16
-    requests: int | None = None
-    """Of each run; all of a trace if not given."""
+    requests: int = 3_000
+    """Of each run; all of a trace if it has no more."""
     rate_scale: float | None = None
     """Not given: the highest that the best arm sustains is searched for, per trace."""
     sustained: float = 0.9

@@ -105,7 +105,7 @@ def schedule(
         typer.Option(help="Play so many times faster than recorded. [default: the most that is sustained]"),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Seeds of each arm.", min=1)] = 3,
-    requests: Annotated[int | None, typer.Option(help="Requests of each run. [default: all]", min=1)] = None,
+    requests: Annotated[int, typer.Option(help="Requests of each run; all of a trace that has fewer.", min=1)] = 3_000,
     slo_prefill_ms: Annotated[float, typer.Option(help="SLO: admission to first token.")] = 3_000.0,
     slo_decode_ms: Annotated[float, typer.Option(help="SLO: mean time between tokens.")] = 100.0,
     step_times: Annotated[
