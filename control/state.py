@@ -6,7 +6,7 @@ fact would cost more than the fact). Everyone else reads. Every value in a table
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -83,6 +83,10 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
         return self.health == "up" and not self.is_draining
 
 
+HIGH_PRIORITY_MAX: Final = -1
+"""Requests with this priority or a lower number are of the high class; 0 is normal, above is low, as vLLM ranks."""
+
+
 class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     """One live request. Gone from the state when it ends; the archive keeps it."""
 
@@ -103,6 +107,11 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     moved_at_ms: int = 0
     moved_from: str | None = None
     moves: int = 0
+
+    @property
+    def is_high(self) -> bool:
+        """Is it of the high class."""
+        return self.priority <= HIGH_PRIORITY_MAX
 
 
 class MigrationView(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +175,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which policies are in force. Changed only by a `PolicyConfigured` fact."""
 
     dispatch: PolicyChoice = PolicyChoice("freeness")
-    moves: tuple[PolicyChoice, ...] = (PolicyChoice("drain"), PolicyChoice("balance"))
+    moves: tuple[PolicyChoice, ...] = (PolicyChoice("drain"), PolicyChoice("priority"), PolicyChoice("balance"))
     cooldown_ms: int = 2_000
     """A request that moved is left alone for so long."""
     moves_per_tick_max: int = 8
@@ -174,6 +183,8 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Open moves in which one instance takes part, as source or target."""
     pair_backoff_ms: int = 30_000
     """A pair that failed to connect is excluded for so long."""
+    high_headroom: float = 0.5
+    """Share of its blocks that an instance with a high-priority request keeps free of others (virtual usage)."""
     decision_ttl_ms: int = 5_000
     """A start command older than this is refused by the llumlet."""
     suspect_after_ms: int = 3_000
@@ -205,6 +216,8 @@ class State(msgspec.Struct, kw_only=True):
     requests: dict[str, RequestView] = {}
     placed: dict[str, dict[str, None]] = {}
     """Instance id to the ids of the requests it owns, in dispatch order."""
+    high: dict[str, dict[str, None]] = {}
+    """The same for those of the high class alone; an instance without any has no row."""
     migrations: dict[str, MigrationView] = {}
     """Open moves, and the last `CLOSED_MAX` closed ones, in decision order."""
     operations: dict[str, OperationView] = {}

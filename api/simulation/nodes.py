@@ -147,9 +147,10 @@ class LlumletNode(SimNode):
 class GatewayNode(SimNode):
     """One gateway with its own fold of the log."""
 
-    def __init__(self, world: World, gateway: str) -> None:
+    def __init__(self, world: World, gateway: str, settings: GatewaySettings = GATEWAY) -> None:
         super().__init__(world, f"gateway/{gateway}")
         self.gateway_name = gateway
+        self._settings = settings
 
     async def _begin(self) -> None:
         self.follower = Follower(self.log)
@@ -160,7 +161,7 @@ class GatewayNode(SimNode):
             follower=self.follower,
             recorder=self.publisher,
             clock=self.world.clock,
-            settings=GATEWAY,
+            settings=self._settings,
             models=("sim",),
         )
         await self.gateway.start()

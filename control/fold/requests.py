@@ -27,6 +27,8 @@ def place(state: State, view: RequestView) -> None:
     name = view.owner.instance
     state.requests[view.request] = view
     state.placed.setdefault(name, {})[view.request] = None
+    if view.is_high:
+        state.high.setdefault(name, {})[view.request] = None
     instance = state.instances.get(name)
     if instance is not None and instance.is_drained:
         state.instances[name] = replace(instance, is_drained=False)
@@ -34,9 +36,15 @@ def place(state: State, view: RequestView) -> None:
 
 def unplace(state: State, view: RequestView) -> None:
     """Take a request from its owner."""
-    placed = state.placed.get(view.owner.instance)
+    name = view.owner.instance
+    placed = state.placed.get(name)
     if placed is not None:
         placed.pop(view.request, None)
+    high = state.high.get(name)
+    if high is not None:
+        high.pop(view.request, None)
+        if not high:
+            del state.high[name]
 
 
 def forget_gateway(state: State, source: str) -> None:

@@ -37,6 +37,7 @@ MOVES: Final = {
     "balance": f"{_HERE}.moves_balance",
     "drain": f"{_HERE}.moves_drain",
     "none": f"{_HERE}.moves_none",
+    "priority": f"{_HERE}.moves_priority",
 }
 """Move policies: name to module."""
 

@@ -10,7 +10,7 @@ import msgspec
 from midstream.control.errors import BadInput
 from midstream.control.ids import Owner
 from midstream.control.policies.room import Room
-from midstream.control.state import State
+from midstream.control.state import HIGH_PRIORITY_MAX, State
 
 CANDIDATES_MAX: Final = 8
 """Candidates that a fact names, best first."""
@@ -54,8 +54,14 @@ class DispatchWanted(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt plus the output tokens already delivered, if it is dispatched again."""
     output_tokens_max: int
     priority: int = 0
+    """Lower runs first; below 0 is the high class."""
     model: str | None = None
     exclude: frozenset[str] = frozenset()
+
+    @property
+    def is_high(self) -> bool:
+        """Is it of the high class."""
+        return self.priority <= HIGH_PRIORITY_MAX
 
 
 class DispatchChoice(msgspec.Struct, frozen=True, kw_only=True):

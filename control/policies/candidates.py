@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from midstream.control.policies.base import DispatchWanted
+from midstream.control.policies.freeness_math import blocks_kept
 from midstream.control.state import InstanceView, State
+from midstream.migration.plan import blocks_for
 
 
 def candidates(state: State, wanted: DispatchWanted) -> list[InstanceView]:
     """Instances in the order of their registration.
 
     Those that are up; if there are none the suspect ones, which may well be alive (P20, P25). Of these the ones
-    that can hold the whole request; if there are none all, so that an engine says why it is too long.
+    that can hold the whole request; if there are none all, so that an engine says why it is too long. Of these the
+    ones that suit its class.
     """
     right = [view for view in state.instances.values() if _is_right(view, wanted)]
     alive = [view for view in right if view.health == "up"] or right
     tokens = wanted.prompt_tokens + wanted.output_tokens_max
-    return _prefer(alive, lambda view: tokens <= view.blocks_total * view.fingerprint.block_tokens)
+    able = _prefer(alive, lambda view: tokens <= view.blocks_total * view.fingerprint.block_tokens)
+    if wanted.is_high:
+        return _for_high(state, able)
+    return _prefer(able, lambda view: _has_room(state, view, wanted)) if state.high else able
 
 
 def _is_right(view: InstanceView, wanted: DispatchWanted) -> bool:
@@ -27,6 +33,31 @@ def _is_right(view: InstanceView, wanted: DispatchWanted) -> bool:
         and view.owner.instance not in wanted.exclude
         and (wanted.model is None or wanted.model == view.fingerprint.model)
     )
+
+
+def _for_high(state: State, views: list[InstanceView]) -> list[InstanceView]:
+    """Where others of its class are and head-room is left, so that few instances are kept clear; else the clear ones."""
+    clear = [view for view in views if _is_clear(state, view)]
+    return _prefer(clear, lambda view: view.owner.instance in state.high) or _prefer(views, _has_no_queue)
+
+
+def _is_clear(state: State, view: InstanceView) -> bool:
+    """Is head-room left there once the high-priority requests that were just sent have their blocks."""
+    name, size = view.owner.instance, view.fingerprint.block_tokens
+    sent = (state.requests[request] for request in state.high.get(name, ()))
+    coming = sum(blocks_for(request.tokens + 1, size) for request in sent if request.is_waiting)
+    headroom = int(state.policies.high_headroom * view.blocks_total)
+    return _has_no_queue(view) and view.load.blocks_free - coming >= headroom
+
+
+def _has_no_queue(view: InstanceView) -> bool:
+    return not view.load.waiting
+
+
+def _has_room(state: State, view: InstanceView, wanted: DispatchWanted) -> bool:
+    """Would the request fit without touching what is kept free for the high class."""
+    needed = blocks_for(wanted.prompt_tokens + 1, view.fingerprint.block_tokens)
+    return view.load.blocks_free - view.load.blocks_waiting - blocks_kept(state, view) >= needed
 
 
 def _prefer(views: list[InstanceView], test: Callable[[InstanceView], bool]) -> list[InstanceView]:

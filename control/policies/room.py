@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from midstream.control.policies.freeness_math import batch_size, blocks_unclaimed, freeness_of
+from midstream.control.policies.freeness_math import batch_size, blocks_kept, blocks_unclaimed, freeness_of
 from midstream.control.state import InstanceView, RequestView, State
 from midstream.migration.plan import PlanLimits, blocks_for
 
@@ -92,9 +92,13 @@ class Room:
         account = self._accounts.get(view.owner.instance, _NOTHING)
         return view.slots_max - view.load.running - view.load.waiting - account.requests_in
 
-    def blocks_after(self, view: InstanceView) -> int:
+    def blocks_free_after(self, view: InstanceView) -> int:
         """Unclaimed blocks once every move without an outcome has ended well."""
         return self.blocks_left(view) + self._accounts.get(view.owner.instance, _NOTHING).blocks_out
+
+    def blocks_after(self, view: InstanceView) -> int:
+        """The same, less what is kept free for high-priority requests: what virtual usage leaves."""
+        return self.blocks_free_after(view) - blocks_kept(self._state, view)
 
     def batch_after(self, view: InstanceView) -> int:
         """Running batch once every move without an outcome has ended well."""

@@ -39,6 +39,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes = b""
     model: str = ""
     """What instances must have registered as their model; empty: any."""
+    tenant: str = ""
+    """Who asks: the name of its key. The gateway shares out what there is by it; engines do not look at it."""
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
