@@ -191,6 +191,13 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     lost_after_ms: int = 6_000
 
 
+class WaitingView(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits at one gateway for an instance that takes it at once."""
+
+    requests: int
+    tokens: int
+
+
 class SourceMark(msgspec.Struct, frozen=True, array_like=True):
     """How far one source has been heard."""
 
@@ -221,6 +228,8 @@ class State(msgspec.Struct, kw_only=True):
     migrations: dict[str, MigrationView] = {}
     """Open moves, and the last `CLOSED_MAX` closed ones, in decision order."""
     operations: dict[str, OperationView] = {}
+    waiting: dict[str, WaitingView] = {}
+    """Gateway to what waits there; a gateway where nothing waits has no row."""
     sources: dict[str, SourceMark] = {}
     uncarried: list[Any] = []
     """Entries since a generation opened, until its first commit replaces the tables (`fold`). Never encoded."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from midstream.api.gateway.admission import Admission
 from midstream.api.gateway.aftermath import Aftermath
 from midstream.api.gateway.dispatcher import Dispatcher
 from midstream.api.gateway.live import Live, Seam
@@ -80,6 +81,7 @@ class Gateway:
         self.live: dict[str, Live] = {}
         self.peers = Peers(self)
         self.dispatcher = Dispatcher(self)
+        self.admission = Admission(self)
         self.aftermath = Aftermath(settings.tombstone_ms / 1e3)
         self.tasks = Supervisor(recorder)
         self.is_closing = False
@@ -118,12 +120,15 @@ class Gateway:
         if spec.request in self.live or self.aftermath.knows(spec.request):
             raise Refused("duplicate", f"request {spec.request} exists already")
         live = Live(spec, self, self.now)
-        choice = self.dispatcher.choose(live)
+        choice = None if self.admission.must_wait(live) else self.dispatcher.choose_open(live)
         if choice is None:
-            raise Refused("no_capacity", "no instance takes requests right now")
+            if not self.dispatcher.has_any(live):
+                raise Refused("no_capacity", "no instance takes requests right now")
+            self.admission.put(live)
         self.live[spec.request] = live
         self._activity.set()
-        self.dispatcher.dispatch(live, choice, "new")
+        if choice is not None:
+            self.dispatcher.dispatch(live, choice, "new")
         return live
 
     def check(self, model: str | None = None) -> None:
@@ -178,6 +183,7 @@ class Gateway:
         """Nothing more is delivered: the ledger ends, the owner is told, a tombstone stays."""
         self.feed(live, End())
         self.live.pop(live.request, None)
+        self.admission.ended(live)
         self.peers.forget_request(live.request)
         self.aftermath.bury(live.request, self.now)
         live.wake()
@@ -334,6 +340,7 @@ class Gateway:
         match entry.fact.event:
             case LoadReported() as event:
                 self.peers.reported(event.owner)
+                self.admission.reported()
             case InstanceRegistered() as event:
                 self.peers.learn(event.owner, event.address)
             case InstanceLost() | InstanceStopped() as event:
@@ -366,6 +373,8 @@ class Gateway:
             ledger = live.ledger
             if now - live.gaps.admitted_at >= s.request_ms / 1e3:
                 self.fail(live, "deadline", f"not finished within {s.request_ms / 1e3:.0f} s")
+            elif ledger.phase == "new":
+                self._keep_waiting(live)
             elif not self.peers.is_current(ledger.owner):
                 # Superseded before it became the owner: by a late hand-over, or a choice from a fold that lagged.
                 self.feed(live, OwnerLost(ledger.owner))
@@ -374,3 +383,11 @@ class Gateway:
             elif ledger.phase == "running" and now - max(live.heard_at, live.sent_at) >= s.quiet_ms / 1e3:
                 live.sent_at = now
                 self._send(ledger.owner, Probe(request=live.request, epoch=ledger.epoch))
+
+    def _keep_waiting(self, live: Live) -> None:
+        """It waits for room as long as there is an instance at all, and for one as long as any other request would."""
+        if self.dispatcher.has_any(live):
+            live.sent_at = self.now
+            self.admission.room()
+        elif self.now - live.sent_at >= self.settings.seek_ms / 1e3:
+            self.fail(live, "no_capacity", "no instance takes requests any more")

@@ -48,6 +48,7 @@ from midstream.control.events.requests import (
     RequestDispatched,
     RequestFailed,
     RequestFinished,
+    WaitingReported,
 )
 
 __all__ = [
@@ -95,4 +96,5 @@ __all__ = [
     "StateCarried",
     "TaskFailed",
     "TickElapsed",
+    "WaitingReported",
 ]

@@ -15,9 +15,10 @@ from midstream.control.events import (
     RequestFailed,
     RequestFinished,
     RunsDropped,
+    WaitingReported,
 )
 from midstream.control.fold.instances import withdraw_witness
-from midstream.control.state import RequestView, State
+from midstream.control.state import RequestView, State, WaitingView
 
 GATEWAY_PREFIX: Final = "gateway/"
 
@@ -53,6 +54,8 @@ def forget_gateway(state: State, source: str) -> None:
     for view in [v for v in state.requests.values() if v.gateway in names]:
         del state.requests[view.request]
         unplace(state, view)
+    for name in names:
+        state.waiting.pop(name, None)
     for instance in list(state.instances.values()):
         for name in names:
             withdraw_witness(state, instance.owner, name)
@@ -101,6 +104,13 @@ def _ended(state: State, fact: Fact, event: RequestFinished | RequestCancelled |
         unplace(state, view)
 
 
+def _waiting(state: State, fact: Fact, event: WaitingReported) -> None:
+    if event.requests:
+        state.waiting[event.gateway] = WaitingView(requests=event.requests, tokens=event.tokens)
+    else:
+        state.waiting.pop(event.gateway, None)
+
+
 def _runs_dropped(state: State, fact: Fact, event: RunsDropped) -> None:
     """If the gateway lives after all, it finds its runs gone and dispatches them again."""
     for view in [v for v in state.requests.values() if v.gateway == event.gateway and v.owner == event.owner]:
@@ -114,4 +124,5 @@ HANDLERS: Final[dict[type[Event], Callable[[State, Fact, Any], None]]] = {
     RequestCancelled: _ended,
     RequestFailed: _ended,
     RunsDropped: _runs_dropped,
+    WaitingReported: _waiting,
 }

@@ -36,7 +36,7 @@ def _is_right(view: InstanceView, wanted: DispatchWanted) -> bool:
 
 
 def _for_high(state: State, views: list[InstanceView]) -> list[InstanceView]:
-    """Where others of its class are and head-room is left, so that few instances are kept clear; else the clear ones."""
+    """Where others of its class are and head-room is left, so that few instances are kept clear; else a clear one."""
     clear = [view for view in views if _is_clear(state, view)]
     return _prefer(clear, lambda view: view.owner.instance in state.high) or _prefer(views, _has_no_queue)
 

@@ -81,10 +81,10 @@ def _proposal(
 
 
 def _leavers(state: State, room: Room, source: InstanceView, params: Params) -> list[RequestView]:
-    """The requests of a source that may leave it, in the order wanted."""
+    """The requests of a source that may leave it, in the order wanted. What makes room for the high class is not it."""
     placed = (state.requests[name] for name in state.placed.get(source.owner.instance, ()))
     running = (v for v in placed if v.owner == source.owner and v.blocks > 0 and not v.is_waiting)
-    leavers = [view for view in running if room.may_leave(view)]
+    leavers = [view for view in running if room.may_leave(view) and not view.is_high]
     if params.request == "last_come":
         leavers.reverse()
     elif params.request != "first_come":
