@@ -183,7 +183,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Open moves in which one instance takes part, as source or target."""
     pair_backoff_ms: int = 30_000
     """A pair that failed to connect is excluded for so long."""
-    high_headroom: float = 0.5
+    high_headroom: float = 0.25
     """Share of its blocks that an instance with a high-priority request keeps free of others (virtual usage)."""
     decision_ttl_ms: int = 5_000
     """A start command older than this is refused by the llumlet."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import structlog
@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from midstream.api.auth import Keyring, Scoped, check_guarded
+from midstream.api.auth import Caller, Keyring, Scoped, check_guarded
 from midstream.api.closing import Closing, LiveResponse, closing_of
 from midstream.api.gateway.choices import Choice
 from midstream.api.gateway.exchange import Exchange, FaceMetrics, StreamedExchange, WholeExchange
@@ -73,17 +73,17 @@ class Face:
         self._started_s = clock.now_ms() // 1000
         self._count = 0
 
-    async def complete(self, request: Request, closing: Closing) -> Response:
+    async def complete(self, request: Request, caller: Caller, closing: Closing) -> Response:
         """`POST /v1/completions`."""
         asked = read_request(await self._body(request), CompletionAsked)
         prompt = prompt_ids(asked.prompt, self._tokenizer.encode, self.settings.vocabulary)
-        return self._respond(asked, prompt, COMPLETION_TOKENS_DEFAULT, closing)
+        return self._respond(asked, prompt, COMPLETION_TOKENS_DEFAULT, caller, closing)
 
-    async def chat(self, request: Request, closing: Closing) -> Response:
+    async def chat(self, request: Request, caller: Caller, closing: Closing) -> Response:
         """`POST /v1/chat/completions`."""
         asked = read_request(await self._body(request), ChatAsked)
         prompt = self._tokenizer.encode(chat_text(asked.messages))
-        return self._respond(asked, prompt, OUTPUT_TOKENS_DEFAULT, closing)
+        return self._respond(asked, prompt, OUTPUT_TOKENS_DEFAULT, caller, closing)
 
     def models(self) -> dict[str, Any]:
         """`GET /v1/models`."""
@@ -99,7 +99,9 @@ class Face:
             raise Invalid("unsupported_media_type", "the body must be application/json", status=415)
         return await request.body()
 
-    def _respond(self, asked: Asked, prompt: tuple[int, ...], tokens_default: int, closing: Closing) -> Response:
+    def _respond(
+        self, asked: Asked, prompt: tuple[int, ...], tokens_default: int, caller: Caller, closing: Closing
+    ) -> Response:
         if asked.model not in self.gateway.models:
             raise Invalid("model_not_found", f"the model {asked.model[:64]!r} does not exist", "model", status=404)
         if closing.has_begun:
@@ -108,10 +110,12 @@ class Face:
             raise Problem(429, "overloaded", "too many requests are open", {"Retry-After": "1"})
         self._count += 1
         name = f"r-{self.settings.gateway}-{self.settings.incarnation}-{self._count}"
-        specs = [self._spec(asked, prompt, name, index, tokens_default) for index in range(asked.n)]
+        specs = [self._spec(asked, prompt, name, index, tokens_default, caller) for index in range(asked.n)]
         return LiveResponse(self._exchange(asked, specs, name), closing)
 
-    def _spec(self, asked: Asked, prompt: tuple[int, ...], name: str, index: int, tokens_default: int) -> RequestSpec:
+    def _spec(
+        self, asked: Asked, prompt: tuple[int, ...], name: str, index: int, tokens_default: int, caller: Caller
+    ) -> RequestSpec:
         return RequestSpec(
             request=name if asked.n == 1 else f"{name}.{index}",
             prompt=prompt,
@@ -122,7 +126,8 @@ class Face:
                 context=self.settings.context_tokens,
                 default=tokens_default,
             ),
-            priority=asked.priority,
+            priority=caller.priority(asked.priority),
+            tenant=caller.name,
             arrival_ms=self._clock.now_ms(),
         )
 
@@ -168,17 +173,17 @@ def error_response(problem: Problem) -> Response:
 
 
 def _install_routes(app: FastAPI, face: Face, closing: Closing) -> None:
-    generate = [Depends(Scoped("generate"))]
+    generate = Depends(Scoped("generate"))
 
-    @app.post("/v1/completions", dependencies=generate)
-    async def completions(request: Request) -> Response:
-        return await face.complete(request, closing)
+    @app.post("/v1/completions")
+    async def completions(request: Request, caller: Annotated[Caller, generate]) -> Response:
+        return await face.complete(request, caller, closing)
 
-    @app.post("/v1/chat/completions", dependencies=generate)
-    async def chat_completions(request: Request) -> Response:
-        return await face.chat(request, closing)
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request, caller: Annotated[Caller, generate]) -> Response:
+        return await face.chat(request, caller, closing)
 
-    @app.get("/v1/models", dependencies=generate)
+    @app.get("/v1/models", dependencies=[generate])
     async def models() -> dict[str, Any]:
         return face.models()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -72,6 +72,7 @@ class Fleet:
         policies: PolicySettings,
         gateway: GatewaySettings | None = None,
         seed: int = 0,
+        are_tenants_known: bool = True,
     ) -> None:
         rng = random.Random(f"fleet {seed}")
         clock = VirtualClock(asyncio.get_running_loop(), EPOCH_MS)
@@ -83,6 +84,7 @@ class Fleet:
         self.archiver = ArchiverNode(self.world)
         self.admin = AdminNode(self.world)
         self.policies = policies
+        self._are_tenants_known = are_tenants_known
         self._rng = rng
         self._count = 0
 
@@ -151,11 +153,5 @@ class Fleet:
         prompt = tuple(self._rng.randint(3, 127) for _ in range(client.prompt_tokens))
         return RequestSpec(
             request=request, prompt=prompt, sampling=sampling, priority=client.priority,
-            arrival_ms=self.world.clock.now_ms(), tenant=client.tenant,
+            arrival_ms=self.world.clock.now_ms(), tenant=client.tenant if self._are_tenants_known else "",
         )  # fmt: skip
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which that share of the values lies, by nearest rank."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

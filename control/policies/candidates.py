@@ -23,7 +23,7 @@ def candidates(state: State, wanted: DispatchWanted) -> list[InstanceView]:
     able = _prefer(alive, lambda view: tokens <= view.blocks_total * view.fingerprint.block_tokens)
     if wanted.is_high:
         return _for_high(state, able)
-    return _prefer(able, lambda view: _has_room(state, view, wanted)) if state.high else able
+    return _for_others(state, able, wanted) if state.high else able
 
 
 def _is_right(view: InstanceView, wanted: DispatchWanted) -> bool:
@@ -48,6 +48,12 @@ def _is_clear(state: State, view: InstanceView) -> bool:
     coming = sum(blocks_for(request.tokens + 1, size) for request in sent if request.is_waiting)
     headroom = int(state.policies.high_headroom * view.blocks_total)
     return _has_no_queue(view) and view.load.blocks_free - coming >= headroom
+
+
+def _for_others(state: State, views: list[InstanceView], wanted: DispatchWanted) -> list[InstanceView]:
+    """Where there is room and none of the high class; else where its head-room is not touched; else anywhere."""
+    roomy = [view for view in views if _has_room(state, view, wanted)]
+    return _prefer(roomy, lambda view: view.owner.instance not in state.high) or views
 
 
 def _has_no_queue(view: InstanceView) -> bool:

@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Protocol
 
 import structlog
+from msgspec.structs import replace
 from vllm.tasks import SupportedTask
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.metrics.stats import SchedulerStats
 
+from midstream.api.auth import caller_now
 from midstream.api.gateway.port import Chunk, Stream, TextGateway
 from midstream.api.gateway.vllm.errors import error_of, error_of_refusal
 from midstream.api.gateway.vllm.outputs import output_of
 from midstream.api.gateway.vllm.specs import spec_of
 from midstream.control.errors import Refused
+from midstream.migration.protocol.messages import RequestSpec
 
 TASKS: Final[tuple[SupportedTask, ...]] = ("generate",)
 
@@ -83,7 +86,7 @@ class GatewayClient(EngineCoreClient):
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         """Admit it. Raises vLLM's own errors for a refusal, after which vLLM knows nothing of the request."""
         try:
-            spec = spec_of(request, self._model)
+            spec = _of_caller(spec_of(request, self._model))
             stream = self._gateway.admit(spec)
         except Refused as refused:
             self.frontend.forget(request.request_id)
@@ -176,6 +179,14 @@ class GatewayClient(EngineCoreClient):
     def shutdown(self, timeout: float | None = None) -> None:
         """End what still runs. The gateway itself is not the client's to stop."""
         self.cancel(list(self._running), "shutdown")
+
+
+def _of_caller(spec: RequestSpec) -> RequestSpec:
+    """The front let the request in; what its caller's key means for it vLLM's application does not pass on."""
+    caller = caller_now.get()
+    if caller is None:
+        return spec
+    return replace(spec, tenant=caller.name, priority=max(spec.priority, caller.priority_min))
 
 
 def _no(name: str) -> Any:
