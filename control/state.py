@@ -176,6 +176,8 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     dispatch: PolicyChoice = PolicyChoice("freeness")
     moves: tuple[PolicyChoice, ...] = (PolicyChoice("drain"), PolicyChoice("priority"), PolicyChoice("balance"))
+    scale: PolicyChoice | None = None
+    """How many instances there should be; none: as many as there are."""
     cooldown_ms: int = 2_000
     """A request that moved is left alone for so long."""
     moves_per_tick_max: int = 8
@@ -189,6 +191,33 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     """A start command older than this is refused by the llumlet."""
     suspect_after_ms: int = 3_000
     lost_after_ms: int = 6_000
+
+
+class ScalingView(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision that an instance should come or go. `status`: `open done failed cancelled dry_run`."""
+
+    scaling: str
+    action: str
+    instance: str
+    policy: str
+    reason: str
+    decided_at_ms: int
+    decided_at: Position
+    status: str = "open"
+    ended_at_ms: int = 0
+    code: str | None = None
+    detail: str | None = None
+
+
+class LoadSample(msgspec.Struct, frozen=True, array_like=True):
+    """The cluster at one moment; fields as in `ClusterSampled`."""
+
+    at_ms: int
+    instances: int
+    blocks_total: int
+    blocks_used: int
+    running: int
+    waiting: int
 
 
 class WaitingView(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,6 +259,14 @@ class State(msgspec.Struct, kw_only=True):
     operations: dict[str, OperationView] = {}
     waiting: dict[str, WaitingView] = {}
     """Gateway to what waits there; a gateway where nothing waits has no row."""
+    scalings: dict[str, ScalingView] = {}
+    """Open decisions on scaling, and the last `CLOSED_MAX` closed ones, in decision order."""
+    samples: tuple[LoadSample, ...] = ()
+    """The cluster's load, about once a second, while a scale policy is in force."""
+    scaled_at_ms: int = 0
+    """When scaling was last decided, in the log's time."""
+    boot_ms: int = 0
+    """Moving mean of the time from a decision until the new instance was there; 0 until one was seen."""
     sources: dict[str, SourceMark] = {}
     uncarried: list[Any] = []
     """Entries since a generation opened, until its first commit replaces the tables (`fold`). Never encoded."""

@@ -25,6 +25,7 @@ from midstream.migration.wires.memory import MemoryNetwork, MemoryWire
 
 LLUMLET = LlumletSettings(checksum=True)
 GATEWAY = GatewaySettings()
+RETIRE_S = 1.0
 
 
 class World:
@@ -137,6 +138,12 @@ class LlumletNode(SimNode):
             settings=LLUMLET,
         )
         await self.llumlet.start()
+
+    async def retire(self) -> None:
+        """End in good order, as after SIGTERM: the last fact is that it stopped."""
+        await self.llumlet.stop()
+        await self.publisher.flush(RETIRE_S)
+        await self.crash()
 
     async def _lose(self) -> None:
         await self.llumlet.tasks.stop()

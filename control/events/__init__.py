@@ -50,9 +50,11 @@ from midstream.control.events.requests import (
     RequestFinished,
     WaitingReported,
 )
+from midstream.control.events.scaling import ClusterSampled, ScaleDecided, ScaleEnded, ScaleFailed
 
 __all__ = [
     "EVENTS",
+    "ClusterSampled",
     "CommandRefused",
     "ConnectionLost",
     "ConnectionRestored",
@@ -93,6 +95,9 @@ __all__ = [
     "ReservationEnded",
     "RoundCopied",
     "RunsDropped",
+    "ScaleDecided",
+    "ScaleEnded",
+    "ScaleFailed",
     "StateCarried",
     "TaskFailed",
     "TickElapsed",

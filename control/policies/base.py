@@ -120,6 +120,28 @@ class MovePolicy(msgspec.Struct, frozen=True, kw_only=True):
         return read_params(self.name, self.params_type, given)
 
 
+class ScaleProposal(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance that a policy would like to come (`add`, not named), go (`remove`) or stay after all (`keep`)."""
+
+    action: str
+    instance: str | None
+    freeness: float
+    reason: str
+
+
+class ScalePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to choose how many instances there are: `propose(state, room, now_ms, params)`."""
+
+    name: str
+    version: int
+    params_type: type[msgspec.Struct]
+    propose: Callable[[State, Room, int, Any], Iterator[ScaleProposal]]
+
+    def params(self, given: Mapping[str, Any]) -> Any:
+        """Typed parameters. Raises `BadInput`."""
+        return read_params(self.name, self.params_type, given)
+
+
 def finite(score: float) -> float:
     """A score as a fact can carry it."""
     return max(-SCORE_MAX, min(SCORE_MAX, float(score)))
