@@ -44,6 +44,9 @@ COMPLETION_TOKENS_DEFAULT: Final = 16
 OPEN_MAX: Final = 2_048
 """Completions answered at once; more are refused with 429."""
 
+Generator = Annotated[Caller, Depends(Scoped("generate"))]
+"""Who may have text generated."""
+
 logger = structlog.get_logger(__name__)
 
 
@@ -173,17 +176,15 @@ def error_response(problem: Problem) -> Response:
 
 
 def _install_routes(app: FastAPI, face: Face, closing: Closing) -> None:
-    generate = Depends(Scoped("generate"))
-
     @app.post("/v1/completions")
-    async def completions(request: Request, caller: Annotated[Caller, generate]) -> Response:
+    async def completions(request: Request, caller: Generator) -> Response:
         return await face.complete(request, caller, closing)
 
     @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request, caller: Annotated[Caller, generate]) -> Response:
+    async def chat_completions(request: Request, caller: Generator) -> Response:
         return await face.chat(request, caller, closing)
 
-    @app.get("/v1/models", dependencies=[generate])
+    @app.get("/v1/models", dependencies=[Depends(Scoped("generate"))])
     async def models() -> dict[str, Any]:
         return face.models()
 

@@ -104,10 +104,11 @@ def _expected(
 
 
 def _is_crowded(cluster: _Cluster, recent: Sequence[LoadSample], expected: tuple[float, float], params: Params) -> bool:
+    """A queue that those which are starting may well clear calls for no more of them."""
     used, requests = expected
     waiting = sum(sample.waiting for sample in recent) / len(recent)
     is_queue = waiting > params.waiting_max * cluster.count and min(sample.waiting for sample in recent) > 0
-    return is_queue or freeness_of(cluster.capacity - used, round(requests)) < params.low
+    return (is_queue and not cluster.starting) or freeness_of(cluster.capacity - used, round(requests)) < params.low
 
 
 def _grow(
