@@ -21,8 +21,8 @@ from midstream.control.state import State
 
 ATTEMPTS_MAX: Final = 5
 BACKOFF_FIRST_S: Final = 0.5
-ACT_S: Final = 120.0
-"""One attempt may take so long."""
+ACT_S: Final = 900.0
+"""One attempt may take so long: a local scaler waits for a model to be loaded."""
 LOOK_S: Final = 1.0
 """It looks at the fold at each change, and at least so often."""
 

@@ -3,7 +3,7 @@
 Freeness of the cluster = (all blocks - blocks in use or wanted by what waits) / requests: a mean weighted by batches,
 so that one empty instance does not make a crowded cluster look free. An instance takes its time to start: freeness is
 expected for the moment when one decided now would serve, by the trend of what is in use, and with those that are
-starting. It must stay under `low` for `out_after_ms` before some are added. One is removed, that with the fewest
+starting; it must be under `low` x `margin` already, for a trend is partly noise. It must stay under `low` for `out_after_ms` before some are added. One is removed, that with the fewest
 requests, when freeness stayed over `high` for `in_after_ms`, and by the busiest moment of that time would stay over
 `low` x `margin` without it: else the next decision would be to bring it back (P23).
 """
@@ -108,7 +108,17 @@ def _is_crowded(cluster: _Cluster, recent: Sequence[LoadSample], expected: tuple
     used, requests = expected
     waiting = sum(sample.waiting for sample in recent) / len(recent)
     is_queue = waiting > params.waiting_max * cluster.count and min(sample.waiting for sample in recent) > 0
-    return (is_queue and not cluster.starting) or freeness_of(cluster.capacity - used, round(requests)) < params.low
+    if is_queue and not cluster.starting:
+        return True
+    is_expected = freeness_of(cluster.capacity - used, round(requests)) < params.low
+    return is_expected and _freeness_now(cluster, recent) < params.low * params.margin
+
+
+def _freeness_now(cluster: _Cluster, recent: Sequence[LoadSample]) -> float:
+    """Without the trend: that alone, which is partly noise, brings nobody back that this bound let go."""
+    used = sum(sample.blocks_used for sample in recent) / len(recent)
+    requests = sum(sample.running + sample.waiting for sample in recent) / len(recent)
+    return freeness_of(cluster.capacity - used, round(requests))
 
 
 def _grow(
