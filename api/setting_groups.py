@@ -70,6 +70,9 @@ class EngineGroup(BaseModel):
     """Engine: what one llumlet runs."""
 
     engine: Literal["sim", "vllm"] = Field("sim", description="Engine of the llumlet, and face of the gateway.")
+    role: Literal["mixed", "prefill", "decode"] = Field(
+        _LLUMLET.role, description="What the instance is for: prompts and tokens, prompts only, tokens only."
+    )
     model: str | None = Field(
         None,
         min_length=1,

@@ -157,6 +157,7 @@ class Settings(
                 headroom_tokens=self.headroom_tokens,
             ),
             checksum=self.checksum,
+            role=self.role,
             prepare_ms=self.prepare_ms,
             decision_ms=self.decision_ms,
             lease_ms=self.lease_ms,

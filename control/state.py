@@ -67,6 +67,8 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     blocks_total: int
     slots_max: int
     load: Load
+    role: str = "mixed"
+    """`mixed`, `prefill`: new requests go there and leave after their first token, `decode`: they come then."""
     health: str = "up"
     is_draining: bool = False
     is_drained: bool = False
@@ -175,7 +177,12 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which policies are in force. Changed only by a `PolicyConfigured` fact."""
 
     dispatch: PolicyChoice = PolicyChoice("freeness")
-    moves: tuple[PolicyChoice, ...] = (PolicyChoice("drain"), PolicyChoice("priority"), PolicyChoice("balance"))
+    moves: tuple[PolicyChoice, ...] = (
+        PolicyChoice("drain"),
+        PolicyChoice("priority"),
+        PolicyChoice("prefill_decode"),
+        PolicyChoice("balance"),
+    )
     scale: PolicyChoice | None = None
     """How many instances there should be; none: as many as there are."""
     cooldown_ms: int = 2_000

@@ -21,6 +21,7 @@ from midstream.control.errors import Refused
 from midstream.control.events import (
     DowntimeMeasured,
     Entry,
+    FirstTokenDelivered,
     GatewayStarted,
     GenerationOpened,
     InstanceLost,
@@ -282,6 +283,8 @@ class Gateway:
 
     def _deliver(self, live: Live, effect: Deliver) -> None:
         if effect.ids:
+            if live.gaps.first_at is None:
+                self._began(live)
             gap_ms = live.gaps.add(len(effect.ids), self.now)
             live.ids += effect.ids
             live.logprobs += effect.logprobs
@@ -294,6 +297,16 @@ class Gateway:
             self._record_finished(live)
             self._close(live)
         live.wake()
+
+    def _began(self, live: Live) -> None:
+        """The first token is here. Only of an instance that is for prompts does a controller need to know at once."""
+        owner = live.ledger.owner
+        view = self.follower.state.instances.get(owner.instance)
+        if view is not None and view.role == "prefill":
+            ttft_ms = (self.now - live.gaps.admitted_at) * 1e3
+            self.recorder.record(
+                FirstTokenDelivered(request=live.request, epoch=live.ledger.epoch, owner=owner, ttft_ms=ttft_ms)
+            )
 
     def _record(self, live: Live, effect: Record) -> None:
         self.recorder.record(effect.event)

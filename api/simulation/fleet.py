@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -21,9 +22,11 @@ from midstream.control.simulate.faults import FaultPlan
 from midstream.control.simulate.loop import VirtualClock
 from midstream.control.state import PolicySettings, State
 from midstream.instance.engines.sim.config import SimConfig
+from midstream.instance.settings import LlumletSettings
 from midstream.migration.protocol.messages import RequestSpec, Sampling
 from midstream.migration.wires.memory import MemoryNetwork
 
+Role = Literal["mixed", "prefill", "decode"]
 EPOCH_MS = 1_700_000_000_000
 WARM_S = 1.5
 """Until every instance is known and the policies are in force."""
@@ -73,12 +76,16 @@ class Fleet:
         gateway: GatewaySettings | None = None,
         seed: int = 0,
         are_tenants_known: bool = True,
+        roles: Mapping[str, Role] = {},
     ) -> None:
         rng = random.Random(f"fleet {seed}")
         clock = VirtualClock(asyncio.get_running_loop(), EPOCH_MS)
         network = MemoryNetwork(rng, FaultPlan(()))
         self.world = World(network, MemoryLogStore(clock=clock), clock, rng, LINK_BYTES_PER_MS)
-        self.llumlets = {name: LlumletNode(self.world, name, config) for name, config in engines.items()}
+        self.llumlets = {
+            name: LlumletNode(self.world, name, config, LlumletSettings(checksum=True, role=roles.get(name, "mixed")))
+            for name, config in engines.items()
+        }
         self.gateway = GatewayNode(self.world, "g", gateway or GatewaySettings())
         self.controller = ControllerNode(self.world, "c")
         self.archiver = ArchiverNode(self.world)

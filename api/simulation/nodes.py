@@ -118,9 +118,10 @@ class SimNode:
 class LlumletNode(SimNode):
     """One instance: engine, transfer and llumlet."""
 
-    def __init__(self, world: World, instance: str, config: SimConfig) -> None:
+    def __init__(self, world: World, instance: str, config: SimConfig, settings: LlumletSettings = LLUMLET) -> None:
         super().__init__(world, f"llumlet/{instance}")
         self.instance = instance
+        self._settings = settings
         self._config = config
 
     async def _begin(self) -> None:
@@ -135,7 +136,7 @@ class LlumletNode(SimNode):
             log=self.log,
             recorder=self.publisher,
             clock=self.world.clock,
-            settings=LLUMLET,
+            settings=self._settings,
         )
         await self.llumlet.start()
 

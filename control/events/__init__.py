@@ -43,6 +43,7 @@ from midstream.control.events.migrations import (
     RoundCopied,
 )
 from midstream.control.events.requests import (
+    FirstTokenDelivered,
     GatewayStarted,
     RequestCancelled,
     RequestDispatched,
@@ -66,6 +67,7 @@ __all__ = [
     "Fact",
     "FactsDropped",
     "FactsMissed",
+    "FirstTokenDelivered",
     "GatewayStarted",
     "GenerationOpened",
     "InstanceDrained",

@@ -38,6 +38,16 @@ class RequestDispatched(Event, frozen=True, kw_only=True):
 
 
 @event
+class FirstTokenDelivered(Event, frozen=True, kw_only=True):
+    """The prompt of a request was computed by an instance that is for prompts: it may go on elsewhere."""
+
+    request: str
+    epoch: int
+    owner: Owner
+    ttft_ms: float
+
+
+@event
 class WaitingReported(Event, frozen=True, kw_only=True):
     """What waits at a gateway because every instance is saturated: on change, at most once a second."""
 

@@ -68,6 +68,7 @@ def _registered(state: State, fact: Fact, event: InstanceRegistered) -> None:
         fingerprint=event.fingerprint,
         blocks_total=event.blocks_total,
         slots_max=event.slots_max,
+        role=event.role,
         load=Load(blocks_free=event.blocks_total),
         registered_at_ms=fact.at_ms,
         reported_at_ms=state.last_tick_ms,

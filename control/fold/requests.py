@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from midstream.control.events import (
     Event,
     Fact,
+    FirstTokenDelivered,
     RequestCancelled,
     RequestDispatched,
     RequestFailed,
@@ -104,6 +105,14 @@ def _ended(state: State, fact: Fact, event: RequestFinished | RequestCancelled |
         unplace(state, view)
 
 
+def _first_token(state: State, fact: Fact, event: FirstTokenDelivered) -> None:
+    """Known at once, not only with the owner's next report of its requests."""
+    view = state.requests.get(event.request)
+    if view is not None and view.owner == event.owner and view.epoch == event.epoch:
+        tokens = max(view.tokens, view.prompt_tokens + 1)
+        state.requests[event.request] = replace(view, tokens=tokens, is_waiting=False)
+
+
 def _waiting(state: State, fact: Fact, event: WaitingReported) -> None:
     if event.requests:
         state.waiting[event.gateway] = WaitingView(requests=event.requests, tokens=event.tokens)
@@ -125,4 +134,5 @@ HANDLERS: Final[dict[type[Event], Callable[[State, Fact, Any], None]]] = {
     RequestFailed: _ended,
     RunsDropped: _runs_dropped,
     WaitingReported: _waiting,
+    FirstTokenDelivered: _first_token,
 }

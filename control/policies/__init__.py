@@ -46,6 +46,7 @@ MOVES: Final = {
     "balance": f"{_HERE}.moves_balance",
     "drain": f"{_HERE}.moves_drain",
     "none": f"{_HERE}.moves_none",
+    "prefill_decode": f"{_HERE}.moves_prefill_decode",
     "priority": f"{_HERE}.moves_priority",
 }
 """Move policies: name to module."""

@@ -15,15 +15,16 @@ def candidates(state: State, wanted: DispatchWanted) -> list[InstanceView]:
 
     Those that are up; if there are none the suspect ones, which may well be alive (P20, P25). Of these the ones
     that can hold the whole request; if there are none all, so that an engine says why it is too long. Of these the
-    ones that suit its class.
+    ones whose role and whose other requests suit it.
     """
     right = [view for view in state.instances.values() if _is_right(view, wanted)]
     alive = [view for view in right if view.health == "up"] or right
     tokens = wanted.prompt_tokens + wanted.output_tokens_max
     able = _prefer(alive, lambda view: tokens <= view.blocks_total * view.fingerprint.block_tokens)
+    suited = _for_role(state, able, wanted)
     if wanted.is_high:
-        return _for_high(state, able)
-    return _for_others(state, able, wanted) if state.high else able
+        return _for_high(state, suited)
+    return _for_others(state, suited, wanted) if state.high else suited
 
 
 def _is_right(view: InstanceView, wanted: DispatchWanted) -> bool:
@@ -33,6 +34,18 @@ def _is_right(view: InstanceView, wanted: DispatchWanted) -> bool:
         and view.owner.instance not in wanted.exclude
         and (wanted.model is None or wanted.model == view.fingerprint.model)
     )
+
+
+def _for_role(state: State, views: list[InstanceView], wanted: DispatchWanted) -> list[InstanceView]:
+    """New requests go where prompts are computed; if all those are busy, where tokens are made and somebody is not."""
+    prompts = [view for view in views if view.role != "decode"]
+    if len(prompts) == len(views) or any(_is_ready(state, view, wanted) for view in prompts):
+        return prompts
+    return [view for view in views if view.role == "decode" and _is_ready(state, view, wanted)] or prompts or views
+
+
+def _is_ready(state: State, view: InstanceView, wanted: DispatchWanted) -> bool:
+    return _has_no_queue(view) and _has_room(state, view, wanted)
 
 
 def _for_high(state: State, views: list[InstanceView]) -> list[InstanceView]:

@@ -3,9 +3,9 @@
 Freeness of the cluster = (all blocks - blocks in use or wanted by what waits) / requests: a mean weighted by batches,
 so that one empty instance does not make a crowded cluster look free. An instance takes its time to start: freeness is
 expected for the moment when one decided now would serve, by the trend of what is in use, and with those that are
-starting; it must be under `low` x `margin` already, for a trend is partly noise. It must stay under `low` for `out_after_ms` before some are added. One is removed, that with the fewest
-requests, when freeness stayed over `high` for `in_after_ms`, and by the busiest moment of that time would stay over
-`low` x `margin` without it: else the next decision would be to bring it back (P23).
+starting. Under `low` over `out_after_ms`, and without the trend, which is partly noise, under `low` x `margin`, some
+are added. One is removed, that with the fewest requests, when freeness stayed over `high` for `in_after_ms` and, by the
+busiest moment of that time, would stay over `low` x `margin` without it: else it would be called back (P23).
 """
 
 from __future__ import annotations

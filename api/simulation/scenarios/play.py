@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from midstream.api.gateway.settings import GatewaySettings
-from midstream.api.simulation.fleet import Client, Fleet, Seen
+from midstream.api.simulation.fleet import Client, Fleet, Role, Seen
 from midstream.control.events import Entry
 from midstream.control.simulate.loop import run_virtual
 from midstream.control.state import PolicySettings
@@ -44,12 +44,20 @@ def play(
     seed: int = 0,
     engine: SimConfig = ENGINE,
     are_tenants_known: bool = True,
+    roles: Mapping[str, Role] = {},
 ) -> Played:
     """Play one run to its end, in this process."""
 
     async def run() -> Played:
         engines = {f"i{index}": engine for index in range(instances)}
-        fleet = Fleet(engines, policies=policies, gateway=gateway, seed=seed, are_tenants_known=are_tenants_known)
+        fleet = Fleet(
+            engines,
+            policies=policies,
+            gateway=gateway,
+            seed=seed,
+            are_tenants_known=are_tenants_known,
+            roles=roles,
+        )
         await fleet.start()
         seen = await fleet.play(clients)
         await fleet.stop()
