@@ -57,6 +57,7 @@ class InstanceBody(_Body):
     fingerprint: FingerprintBody
     blocks_total: int
     slots_max: int
+    role: str = Field(description="`mixed prefill decode`")
     load: LoadBody
     health: str = Field(description="`up suspect lost stopped`")
     is_draining: bool

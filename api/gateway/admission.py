@@ -47,17 +47,17 @@ class Admission:
         """Is it somebody else's turn. A request of the high class never waits here."""
         return bool(self._shares.get(live.spec.model)) and not live.is_high
 
-    def check(self, live: Live) -> None:
+    def check(self, model: str, tenant: str) -> None:
         """Raises `Refused` if the tenant has too many waiting."""
-        shares, tenant = self._shares.get(live.spec.model), live.spec.tenant
+        shares = self._shares.get(model)
         if shares is not None and shares.is_full(tenant):
             limit = self._gateway.settings.tenant_waiting_max
             raise Refused("tenant_queue_full", f"{limit} requests of {tenant or 'this gateway'} are waiting")
 
     def put(self, live: Live) -> None:
         """Let it wait. Raises `Refused` if its tenant has too many waiting."""
-        self.check(live)
         s, spec = self._gateway.settings, live.spec
+        self.check(spec.model, spec.tenant)
         if spec.model not in self._shares:
             self._shares[spec.model] = FairShares(quantum=s.tenant_quantum, waiting_max=s.tenant_waiting_max)
         cost = len(spec.prompt) + spec.sampling.max_tokens

@@ -132,9 +132,10 @@ class Gateway:
             self.dispatcher.dispatch(live, choice, "new")
         return live
 
-    def check(self, model: str | None = None) -> None:
-        """Raises `Refused` as `admit` would for any request for the model: `draining`, `overloaded`, `no_capacity`."""
+    def check(self, model: str | None = None, tenant: str = "") -> None:
+        """Raises `Refused` as `admit` would for any request of the tenant for the model, but for `too_long`."""
         self._check_open()
+        self.admission.check(model or "", tenant)
         silent = self.peers.silent()
         if not any(
             view.is_dispatchable and name not in silent and model in {None, view.fingerprint.model}

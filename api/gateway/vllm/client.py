@@ -30,8 +30,8 @@ logger = structlog.get_logger(__name__)
 class CheckedGateway(TextGateway, Protocol):
     """A gateway's core that can say beforehand whether it takes requests."""
 
-    def check(self, model: str | None = None) -> None:
-        """Raises `Refused` as `admit` would for any request for the model now."""
+    def check(self, model: str | None = None, tenant: str = "") -> None:
+        """Raises `Refused` as `admit` would for any request of the tenant for the model now."""
         ...
 
 
@@ -78,8 +78,9 @@ class GatewayClient(EngineCoreClient):
         self._news = asyncio.Event()
 
     def check(self) -> None:
-        """Raises `Refused` if the gateway would admit no request for this model now."""
-        self._gateway.check(self._model)
+        """Raises `Refused` if the gateway would admit no request of this caller for this model now."""
+        caller = caller_now.get()
+        self._gateway.check(self._model, "" if caller is None else caller.name)
 
     # --- requests ----------------------------------------------------------------------------
 

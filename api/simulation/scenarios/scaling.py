@@ -36,7 +36,7 @@ PARAMS = {
     "high": 24.0,
     "margin": 1.6,
     "out_after_ms": 2_000,
-    "in_after_ms": 45_000,
+    "in_after_ms": 30_000,
     "boot_ms": int(BOOT_S * 1e3),
     "trend_ms": 20_000,
 }
@@ -79,11 +79,12 @@ def run_arms(seed: int, day: Sequence[Client], *, fixed: int) -> dict[str, Playe
     """`fixed`: as many instances all day. `scaled`: as many as the policy wants, one at first."""
     return {
         "fixed": play(day, instances=fixed, policies=PolicySettings(), seed=seed),
-        "scaled": _scaled(seed, day, fixed),
+        "scaled": run_scaled(seed, day, instances_max=fixed),
     }
 
 
-def _scaled(seed: int, day: Sequence[Client], instances_max: int) -> Played:
+def run_scaled(seed: int, day: Sequence[Client], *, instances_max: int) -> Played:
+    """One instance at first, then as many as the policy wants."""
     params = {**PARAMS, "instances_max": instances_max}
 
     async def run() -> Played:
