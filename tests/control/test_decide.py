@@ -490,7 +490,7 @@ def test_P17_a_decision_is_the_same_in_every_process() -> None:
 
 def test_unknown_policies_are_an_error_and_not_silently_skipped(story: Story) -> None:
     configure(story, moves=(PolicyChoice("astrology"),))
-    with pytest.raises(UnknownThing, match="known: balance, drain, none"):
+    with pytest.raises(UnknownThing, match="known: balance, drain, none, prefill_decode, priority"):
         decide(story.state, story.next_tick())
 
 

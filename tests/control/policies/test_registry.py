@@ -12,10 +12,11 @@ from midstream.control.state import PolicyChoice, PolicySettings
 def test_every_policy_named_in_the_tables_exists_under_its_name() -> None:
     assert [policies.dispatch_policy(name).name for name in policies.DISPATCH] == list(policies.DISPATCH)
     assert [policies.move_policy(name).name for name in policies.MOVES] == list(policies.MOVES)
+    assert [policies.scale_policy(name).name for name in policies.SCALE] == list(policies.SCALE)
 
 
 @pytest.mark.parametrize(("load", "known"), [
-    (policies.dispatch_policy, "freeness, round_robin"), (policies.move_policy, "balance, drain, none"),
+    (policies.dispatch_policy, "freeness, round_robin"), (policies.move_policy, "balance, drain, none, prefill_decode, priority"),
 ])  # fmt: skip
 def test_an_unknown_name_is_told_the_known_ones(load, known: str) -> None:
     with pytest.raises(UnknownThing, match=f"'magic'; known: {known}"):
