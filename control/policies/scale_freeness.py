@@ -5,7 +5,8 @@ so that one empty instance does not make a crowded cluster look free. An instanc
 expected for the moment when one decided now would serve, by the trend of what is in use, and with those that are
 starting. Under `low` over `out_after_ms`, and without the trend, which is partly noise, under `low` x `margin`, some
 are added. One is removed, that with the fewest requests, when freeness stayed over `high` for `in_after_ms` and, by the
-busiest moment of that time, would stay over `low` x `margin` without it: else it would be called back (P23).
+busiest moment of that time and its trend for as long again, would stay over `low` x `margin` without it: else it would
+be called back (P23).
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def propose(state: State, room: Room, now_ms: int, params: Params) -> Iterator[S
         lacking = params.instances_min - cluster.count
         yield from _more(state, cluster, lacking, 0.0, f"{cluster.count} of at least {params.instances_min} are there")
         return
-    recent = _since(state.samples, now_ms - params.out_after_ms)
+    recent = _since(state.samples, now_ms - params.out_after_ms) or state.samples[-1:]
     if not recent or now_ms - state.samples[0].at_ms < params.out_after_ms:
         return
     expected = _expected(state, cluster, recent, now_ms, params)
@@ -159,6 +160,8 @@ def _shrink(
         return
     used = max(expected[0], *(sample.blocks_used for sample in window))
     requests = max(expected[1], *(sample.running + sample.waiting for sample in window))
+    rise = max(0.0, _slope(window)) * params.in_after_ms
+    used, requests = used + rise, requests * (1 + rise / used) if used else requests
     lowest = freeness_of(cluster.capacity - used, round(requests))
     view = min(cluster.present, key=lambda view: _weight(state, view))
     after = freeness_of(cluster.capacity - view.blocks_total - used, round(requests))

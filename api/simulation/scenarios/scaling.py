@@ -36,7 +36,7 @@ PARAMS = {
     "high": 24.0,
     "margin": 1.6,
     "out_after_ms": 2_000,
-    "in_after_ms": 30_000,
+    "in_after_ms": 40_000,
     "boot_ms": int(BOOT_S * 1e3),
     "trend_ms": 20_000,
 }

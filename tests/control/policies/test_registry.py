@@ -16,7 +16,9 @@ def test_every_policy_named_in_the_tables_exists_under_its_name() -> None:
 
 
 @pytest.mark.parametrize(("load", "known"), [
-    (policies.dispatch_policy, "freeness, round_robin"), (policies.move_policy, "balance, drain, none, prefill_decode, priority"),
+    (policies.dispatch_policy, "freeness, round_robin"),
+    (policies.move_policy, "balance, drain, none, prefill_decode, priority"),
+    (policies.scale_policy, "scale_freeness"),
 ])  # fmt: skip
 def test_an_unknown_name_is_told_the_known_ones(load, known: str) -> None:
     with pytest.raises(UnknownThing, match=f"'magic'; known: {known}"):
