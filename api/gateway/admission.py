@@ -74,6 +74,15 @@ class Admission:
                 shares.refund(live.spec.tenant, charged - len(live.spec.prompt) - len(live.ids))
             self.room()
 
+    def keep(self, live: Live) -> None:
+        """It waits for room as long as there is an instance at all, and for one as long as any other request would."""
+        gateway = self._gateway
+        if gateway.dispatcher.has_any(live):
+            live.sent_at = gateway.now
+            self.room()
+        elif gateway.now - live.sent_at >= gateway.settings.seek_ms / 1e3:
+            gateway.fail(live, "no_capacity", "no instance takes requests any more")
+
     def reported(self) -> None:
         """A load report was folded."""
         self._heard_at = self._gateway.now
@@ -81,7 +90,7 @@ class Admission:
 
     def room(self) -> None:
         """There may be room: try soon."""
-        if self._timer is None and self.waiting:
+        if self._timer is None and (self.waiting or any(self._reported)):
             self._timer = asyncio.get_running_loop().call_later(PUMP_S, self.pump)
 
     def pump(self) -> None:

@@ -388,7 +388,7 @@ class Gateway:
             if now - live.gaps.admitted_at >= s.request_ms / 1e3:
                 self.fail(live, "deadline", f"not finished within {s.request_ms / 1e3:.0f} s")
             elif ledger.phase == "new":
-                self._keep_waiting(live)
+                self.admission.keep(live)
             elif not self.peers.is_current(ledger.owner):
                 # Superseded before it became the owner: by a late hand-over, or a choice from a fold that lagged.
                 self.feed(live, OwnerLost(ledger.owner))
@@ -397,11 +397,3 @@ class Gateway:
             elif ledger.phase == "running" and now - max(live.heard_at, live.sent_at) >= s.quiet_ms / 1e3:
                 live.sent_at = now
                 self._send(ledger.owner, Probe(request=live.request, epoch=ledger.epoch))
-
-    def _keep_waiting(self, live: Live) -> None:
-        """It waits for room as long as there is an instance at all, and for one as long as any other request would."""
-        if self.dispatcher.has_any(live):
-            live.sent_at = self.now
-            self.admission.room()
-        elif self.now - live.sent_at >= self.settings.seek_ms / 1e3:
-            self.fail(live, "no_capacity", "no instance takes requests any more")

@@ -125,6 +125,7 @@ def _runs_dropped(state: State, fact: Fact, event: RunsDropped) -> None:
     for view in [v for v in state.requests.values() if v.gateway == event.gateway and v.owner == event.owner]:
         del state.requests[view.request]
         unplace(state, view)
+    state.waiting.pop(event.gateway, None)
 
 
 HANDLERS: Final[dict[type[Event], Callable[[State, Fact, Any], None]]] = {

@@ -80,6 +80,7 @@ def test_P09_a_request_that_waits_is_cancelled_at_once_and_takes_nobodys_turn() 
             live.cancel()
         before = gateway.admission.waiting
         rest = await asyncio.gather(*(finished(live) for live in lives if live not in gone))
+        assert gateway.admission.waiting == 0
         await asyncio.sleep(2)
         return [live.error for live in gone], before, rest, await fleet.history()
 
@@ -163,3 +164,21 @@ def test_an_idle_cluster_lets_nobody_wait(count: int) -> None:
         return waiting
 
     assert in_fleet(scene) == 0
+
+
+def test_P21_when_all_that_waits_is_cancelled_the_log_says_so() -> None:
+    async def scene(fleet: Fleet, gateway: Gateway) -> Any:
+        lives = [gateway.admit(spec(f"r{index}", tokens=400)) for index in range(20)]
+        await asyncio.sleep(0.5)
+        before = dict(fleet.state.waiting)
+        for live in [live for live in lives if is_waiting(live)]:
+            live.cancel()
+        await asyncio.sleep(0.5)
+        after = dict(fleet.state.waiting)
+        for live in lives:
+            live.cancel()
+        return before, after
+
+    before, after = in_fleet(scene)
+    assert before["g"].requests > 0
+    assert after == {}
