@@ -45,7 +45,7 @@ def scale(state: State, room: Room, tick: TickElapsed) -> list[Event]:
         for index, proposal in enumerate(policy.propose(state, room, tick.now_ms, params))
         if not _is_said(state, plain, tick.now_ms)
     ]
-    return [*_overdue(state, tick.now_ms), *_sample(state, room, tick.now_ms), *decided]
+    return [*_overdue(state, tick.now_ms), *_sample(state, tick.now_ms), *decided]
 
 
 def _is_said(state: State, params: dict[str, Any], now_ms: int) -> bool:
@@ -53,10 +53,10 @@ def _is_said(state: State, params: dict[str, Any], now_ms: int) -> bool:
     return bool(params.get("is_dry_run", False)) and now_ms - state.scaled_at_ms < params.get("boot_ms", 0)
 
 
-def _sample(state: State, room: Room, now_ms: int) -> Iterator[Event]:
+def _sample(state: State, now_ms: int) -> Iterator[Event]:
     if state.samples and now_ms - state.samples[-1].at_ms < SAMPLE_MS:
         return
-    views = [view for view in state.instances.values() if room.is_up(view)]
+    views = [view for view in state.instances.values() if view.health in ("up", "suspect")]
     present = [view for view in views if not view.is_draining]
     tokens = sum(waiting.tokens for waiting in state.waiting.values())
     block_tokens = present[0].fingerprint.block_tokens if present else 1

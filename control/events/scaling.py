@@ -14,7 +14,7 @@ class ClusterSampled(Event, frozen=True, kw_only=True):
 
     now_ms: int
     instances: int
-    """Healthy and not draining."""
+    """Neither lost nor stopped nor draining."""
     blocks_total: int
     """KV blocks of those."""
     blocks_used: int

@@ -44,7 +44,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     trend_ms: int = 30_000
     """Time over which the trend is taken."""
     retry_ms: int = 30_000
-    """After a start that failed, none is tried for so long."""
+    """After a start that failed, nothing is decided for so long."""
     is_dry_run: bool = False
     """Say what would be done; do nothing."""
 
@@ -60,7 +60,9 @@ class _Cluster:
 
     def __init__(self, state: State, room: Room) -> None:
         views = state.instances.values()
-        self.present = [view for view in views if room.is_up(view) and not view.is_draining]
+        self.present = [view for view in views if view.health in ("up", "suspect") and not view.is_draining]
+        """A suspect one may well be alive (P25): only its loss calls for another."""
+        self.removable = [view for view in self.present if room.is_up(view)]
         open_ones = [view for view in state.scalings.values() if view.status == "open"]
         self.starting = sum(view.action == "add" for view in open_ones)
         self.leaving = [view for view in open_ones if view.action == "remove"]
@@ -77,6 +79,8 @@ class _Cluster:
 def propose(state: State, room: Room, now_ms: int, params: Params) -> Iterator[ScaleProposal]:
     """Add some, keep one that was to go, remove one, or nothing."""
     cluster = _Cluster(state, room)
+    if _has_failed_lately(state, now_ms, params):
+        return
     if cluster.count < params.instances_min:
         lacking = params.instances_min - cluster.count
         yield from _more(state, cluster, lacking, 0.0, f"{cluster.count} of at least {params.instances_min} are there")
@@ -86,9 +90,8 @@ def propose(state: State, room: Room, now_ms: int, params: Params) -> Iterator[S
         return
     expected = _expected(state, cluster, recent, now_ms, params)
     if _is_crowded(cluster, recent, expected, params):
-        if not _has_failed_lately(state, now_ms, params):
-            yield from _grow(state, cluster, recent, expected, params)
-    elif not cluster.starting and not cluster.leaving:
+        yield from _grow(state, cluster, recent, expected, params)
+    elif cluster.removable and not cluster.starting and not cluster.leaving:
         yield from _shrink(state, cluster, expected, now_ms, params)
 
 
@@ -158,12 +161,12 @@ def _shrink(
     )
     if not is_long or cluster.count <= params.instances_min:
         return
-    used = max(expected[0], *(sample.blocks_used for sample in window))
-    requests = max(expected[1], *(sample.running + sample.waiting for sample in window))
+    used = max([expected[0], *(sample.blocks_used for sample in window)])
+    requests = max([expected[1], *(sample.running + sample.waiting for sample in window)])
     rise = max(0.0, _slope(window)) * params.in_after_ms
     used, requests = used + rise, requests * (1 + rise / used) if used else requests
     lowest = freeness_of(cluster.capacity - used, round(requests))
-    view = min(cluster.present, key=lambda view: _weight(state, view))
+    view = min(cluster.removable, key=lambda view: _weight(state, view))
     after = freeness_of(cluster.capacity - view.blocks_total - used, round(requests))
     if lowest > params.high and after > params.low * params.margin and not any(sample.waiting for sample in window):
         reason = f"freeness stayed over {params.high:g} (lowest {lowest:.1f}); without it, it is {after:.1f}"
