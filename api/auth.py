@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from typing import Annotated, Final
 
 import msgspec
@@ -14,7 +15,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from midstream.api.keys import SCOPES, Key, hash_key
+from midstream.api.keys import LIMITS, PRIORITY_MIN, SCOPES, Key, hash_key
 from midstream.api.problems import Problem
 from midstream.api.settings import is_loopback
 from midstream.control.errors import BadInput
@@ -34,6 +35,23 @@ class Caller(msgspec.Struct, frozen=True):
         """Whether a scope is held; `admin` holds all."""
         return scope in self.scopes or "admin" in self.scopes
 
+    @property
+    def priority_min(self) -> int:
+        """The best priority that the caller's key may ask for."""
+        return max((LIMITS[scope] for scope in self.scopes if scope in LIMITS), default=PRIORITY_MIN)
+
+    def priority(self, asked: int | None) -> int:
+        """The priority of a request: what it asked for, else normal or the best that its key has. Raises `Problem`."""
+        if asked is None:
+            return max(0, self.priority_min)
+        if asked < self.priority_min:
+            detail = f"key {self.name!r} may ask for priority {self.priority_min} and above only"
+            raise Problem(403, "class_not_allowed", detail)
+        return asked
+
+
+caller_now: ContextVar[Caller | None] = ContextVar("caller_now", default=None)
+"""Who sent the request that is being answered, for code that an application in between cannot tell."""
 
 ANONYMOUS: Final = Caller("anonymous", frozenset(SCOPES))
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
-from midstream.api.settings import Settings
+from midstream.api.settings import Settings, child_environment
 from midstream.control.adapters.clock import SystemClock
 from midstream.control.adapters.redis_log import RedisLog
-from midstream.control.errors import ArchiveUnavailable
+from midstream.control.errors import ArchiveUnavailable, BadInput
 from midstream.control.follower import Follower
-from midstream.control.ports import FactLog
+from midstream.control.ports import FactLog, Scaler
 from midstream.control.publisher import Publisher
 from midstream.control.state import PolicySettings, State
 from midstream.control.supervise import Supervisor
@@ -202,6 +202,18 @@ def make_controller(settings: Settings, voice: Voice, follower: Follower) -> Con
     )
 
 
+def make_scaler(settings: Settings) -> Scaler:
+    """Who starts and ends instances for `midstream scaler`. Raises `BadInput` unless exactly one is set."""
+    from midstream.control.adapters.scaler_calls import CommandScaler, WebhookScaler
+
+    if (settings.scale_command is None) == (settings.scale_webhook is None):
+        raise BadInput("a scaler needs MIDSTREAM_SCALE_COMMAND or MIDSTREAM_SCALE_WEBHOOK, one of them")
+    if settings.scale_webhook is not None:
+        token = settings.scale_token
+        return WebhookScaler(settings.scale_webhook, None if token is None else token.get_secret_value())
+    return CommandScaler(shlex.split(settings.scale_command or ""), child_environment(settings))
+
+
 def make_gateway(settings: Settings, voice: Voice, follower: Follower) -> Gateway:
     """The gateway's core."""
     from midstream.api.gateway.gateway import Gateway
@@ -213,7 +225,12 @@ def make_gateway(settings: Settings, voice: Voice, follower: Follower) -> Gatewa
         follower=follower,
         recorder=voice.recorder,
         clock=CLOCK,
-        settings=GatewaySettings(requests_max=settings.requests_max),
+        settings=GatewaySettings(
+            requests_max=settings.requests_max,
+            tenant_waiting_max=settings.tenant_waiting_max,
+            tenant_quantum=settings.tenant_quantum,
+            queue_depth=settings.queue_depth,
+        ),
         models=(settings.served_model,),
     )
 

@@ -12,6 +12,9 @@ from midstream.control.errors import BadInput
 
 SCOPES = ("read", "migrate", "replay", "admin", "generate")
 """What a key may be allowed: look, move and drain, start replays, everything, and (gateway) generate text."""
+PRIORITY_MIN = -1_000
+LIMITS = {"class-normal": 0, "class-low": 1}
+"""What a key may be limited to: the smallest priority, which is the best class, of the text that it generates."""
 KEYS_MAX = 100
 KEY_PREFIX = "ms-"
 KEY_BYTES = 32
@@ -55,8 +58,9 @@ def parse_key(line: str) -> Key:
     if not _SHA256.fullmatch(digest):
         raise BadInput(f"API key {name!r}: sha256 must be 64 lower-case hex digits")
     for scope in scopes:
-        if scope not in SCOPES:
-            raise BadInput(f"API key {name!r}: unknown scope {scope[:64]!r}, known are {', '.join(SCOPES)}")
+        if scope not in (*SCOPES, *LIMITS):
+            known = ", ".join((*SCOPES, *LIMITS))
+            raise BadInput(f"API key {name!r}: unknown scope {scope[:64]!r}, known are {known}")
     return Key(name=name, sha256=digest, scopes=scopes)
 
 

@@ -19,6 +19,7 @@ from midstream.api.settings import Settings
 from midstream.api.waiting import until_there
 from midstream.control.errors import UnknownThing
 from midstream.control.events import PolicyConfigured
+from midstream.control.ports import Scaler
 from midstream.control.publisher import Publisher
 from midstream.control.state import PolicySettings
 from midstream.control.supervise import Supervisor
@@ -84,6 +85,28 @@ async def open_controller(settings: Settings) -> AsyncIterator[Running]:
             voice.recorder.record(PolicyConfigured(policies=settings.policies, actor="settings"))
         voice.tasks.loop("controller", bootstrap.make_controller(settings, voice, follower).run)
         yield Running()
+
+
+@contextlib.asynccontextmanager
+async def open_scaler(settings: Settings) -> AsyncIterator[Running]:
+    """The process of one scaler. Raises `BadInput` when it is not said whom to call."""
+    scaler = bootstrap.make_scaler(settings)
+    async with scaling(settings, scaler):
+        yield Running()
+
+
+@contextlib.asynccontextmanager
+async def scaling(settings: Settings, scaler: Scaler) -> AsyncIterator[None]:
+    """A scaler at work, in a process of its own or beside the supervisor that starts and ends local instances."""
+    from midstream.control.scaler import ScalerService
+
+    async with speaking(settings, "scaler") as voice:
+        follower = bootstrap.make_follower(settings, voice.log)
+        voice.tasks.loop("follower", follower.run)
+        await follower.caught_up(CAUGHT_UP_S)
+        service = ScalerService(follower=follower, scaler=scaler, recorder=voice.recorder)
+        voice.tasks.loop("scaler", service.run)
+        yield
 
 
 @contextlib.asynccontextmanager
@@ -186,6 +209,7 @@ OPENERS: Final[dict[str, Callable[[Settings], AbstractAsyncContextManager[Runnin
     "controller": open_controller,
     "gateway": open_gateway,
     "llumlet": open_llumlet,
+    "scaler": open_scaler,
 }
 """Every kind of asyncio process."""
 

@@ -70,6 +70,9 @@ class EngineGroup(BaseModel):
     """Engine: what one llumlet runs."""
 
     engine: Literal["sim", "vllm"] = Field("sim", description="Engine of the llumlet, and face of the gateway.")
+    role: Literal["mixed", "prefill", "decode"] = Field(
+        _LLUMLET.role, description="What the instance is for: prompts and tokens, prompts only, tokens only."
+    )
     model: str | None = Field(
         None,
         min_length=1,
@@ -122,11 +125,36 @@ class PolicyGroup(BaseModel):
     policy_params: dict[str, dict[str, Any]] = Field(
         {}, description='Parameters by policy, as JSON: {"balance": {"low": 20}}.'
     )
+    high_headroom: float = Field(
+        _POLICY.high_headroom,
+        ge=0,
+        le=1,
+        description="Share of its blocks that an instance with a high-priority request keeps free of others.",
+    )
     cooldown_ms: int = Field(_POLICY.cooldown_ms, ge=0, description="A moved request is left alone for so long.")
     moves_per_tick_max: int = Field(_POLICY.moves_per_tick_max, ge=0, le=1000, description="Moves decided at once.")
     moves_per_instance_max: int = Field(
         _POLICY.moves_per_instance_max, ge=1, le=100, description="Open moves in which one instance takes part."
     )
+
+
+class ScaleGroup(BaseModel):
+    """Scaling: how many instances there are, and who starts and ends them."""
+
+    autoscale: str | None = Field(
+        None,
+        pattern=r"^\d{1,4}:\d{1,4}$",
+        description="Instances at least and at most, like `1:8`, for a new log. Unset: nobody scales.",
+    )
+    scale_command: str | None = Field(
+        None,
+        min_length=1,
+        description="Command of `midstream scaler`, run as `COMMAND add INSTANCE SCALING`, or `remove` for `add`.",
+    )
+    scale_webhook: str | None = Field(
+        None, pattern=r"^https?://", description="URL that `midstream scaler` posts to instead."
+    )
+    scale_token: SecretStr | None = Field(None, description="Bearer token that it presents there.")
 
 
 class MoveGroup(BaseModel):
@@ -171,6 +199,15 @@ class LimitGroup(BaseModel):
     """Limits of gateway and engine."""
 
     requests_max: int = Field(1_024, ge=1, le=100_000, description="Requests in flight; more get 429.")
+    tenant_waiting_max: int = Field(
+        1_024, ge=1, le=100_000, description="Requests of one key that wait at a gateway; more get 429."
+    )
+    tenant_quantum: int = Field(
+        512, ge=1, le=1_000_000, description="Tokens of one turn, where keys share what is not enough for all."
+    )
+    queue_depth: int = Field(
+        4, ge=1, le=100_000, description="Requests that wait at an engine; more wait at the gateway, in fair shares."
+    )
     context_tokens_max: int = Field(32_768, ge=16, le=1 << 24, description="Longest prompt + output, tokens.")
     body_bytes_max: int = Field(8 << 20, ge=1024, description="Largest request body, bytes.")
 
@@ -186,5 +223,6 @@ class LogGroup(BaseModel):
 
 
 GROUPS = (
-    ClusterGroup, NetworkGroup, EngineGroup, VllmGroup, PolicyGroup, MoveGroup, TimerGroup, LimitGroup, LogGroup
+    ClusterGroup, NetworkGroup, EngineGroup, VllmGroup, PolicyGroup, ScaleGroup, MoveGroup, TimerGroup, LimitGroup,
+    LogGroup,
 )  # fmt: skip

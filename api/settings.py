@@ -27,6 +27,7 @@ from midstream.api.setting_groups import (
     MoveGroup,
     NetworkGroup,
     PolicyGroup,
+    ScaleGroup,
     TimerGroup,
     VllmGroup,
 )
@@ -38,12 +39,13 @@ from midstream.migration.plan import PlanLimits
 ENV_PREFIX = "MIDSTREAM_"
 SECRET_CHARS_MIN = 16
 SECRET_FILE = "secret"
+SCALE_POLICY = "scale_freeness"
 _PASSWORD = re.compile(r"(?<=://)([^/@:\s]*):[^/\s]*@")
 
 
 class Settings(
-    ClusterGroup, NetworkGroup, EngineGroup, VllmGroup, PolicyGroup, MoveGroup, TimerGroup, LimitGroup, LogGroup,
-    BaseSettings,
+    ClusterGroup, NetworkGroup, EngineGroup, VllmGroup, PolicyGroup, ScaleGroup, MoveGroup, TimerGroup, LimitGroup,
+    LogGroup, BaseSettings,
 ):  # fmt: skip
     """Every setting of every process, read once at start. `load_settings` makes it."""
 
@@ -144,6 +146,8 @@ class Settings(
         return PolicySettings(
             dispatch=self._choice(self.dispatch_policy),
             moves=tuple(self._choice(name.strip()) for name in self.move_policies.split(",") if name.strip()),
+            scale=self._scale,
+            high_headroom=self.high_headroom,
             cooldown_ms=self.cooldown_ms,
             moves_per_tick_max=self.moves_per_tick_max,
             moves_per_instance_max=self.moves_per_instance_max,
@@ -169,12 +173,21 @@ class Settings(
                 headroom_tokens=self.headroom_tokens,
             ),
             checksum=self.checksum,
+            role=self.role,
             prepare_ms=free.get("prepare_ms", self.prepare_ms),
             decision_ms=free.get("decision_ms", self.decision_ms),
             lease_ms=free.get("lease_ms", self.lease_ms),
             report_min_ms=self.load_report_min_ms,
             report_max_ms=self.load_report_max_ms,
         )
+
+    @property
+    def _scale(self) -> PolicyChoice | None:
+        if self.autoscale is None:
+            return None
+        least, most = map(int, self.autoscale.split(":"))
+        chosen = self._choice(SCALE_POLICY)
+        return PolicyChoice(chosen.name, {"instances_min": least, "instances_max": most, **chosen.params})
 
     def _choice(self, name: str) -> PolicyChoice:
         return PolicyChoice(name, self.policy_params.get(name, {}))
@@ -262,4 +275,4 @@ def without_password(text: str) -> str:
     return _PASSWORD.sub(r"\1:***@", text)
 
 
-SECRET_FIELDS = frozenset({"secret", "admin_key", "api_keys"})
+SECRET_FIELDS = frozenset({"secret", "admin_key", "api_keys", "scale_token"})

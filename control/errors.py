@@ -10,6 +10,7 @@ MidstreamError
 ├── ArchiveUnavailable  SQL cannot be reached, is full, or has no tables yet; retry later
 ├── ArchiveForked       the log shows another fact at a position that is archived already
 ├── TransferFailed      bytes did not arrive; the move aborts, the request stays
+├── ScalerFailed        an instance could not be started or ended; retried a few times
 └── EngineFailed        the engine could not do what was asked
 """
 
@@ -63,6 +64,10 @@ class ArchiveForked(MidstreamError):
 
 class TransferFailed(MidstreamError):
     """A transfer broke, was cancelled or ran past its deadline."""
+
+
+class ScalerFailed(MidstreamError):
+    """An instance could not be started or ended; trying again may help."""
 
 
 class EngineFailed(MidstreamError):

@@ -63,3 +63,13 @@ class Node(msgspec.Struct, frozen=True):
 def migration_id(decided_at: Position, index: int) -> str:
     """The id of the `index`-th move decided at a position; deciding it twice gives the same id."""
     return f"m-{decided_at}-{index}"
+
+
+def scaling_id(decided_at: Position, index: int) -> str:
+    """The id of the `index`-th decision on scaling at a position; deciding it twice gives the same id."""
+    return f"s-{decided_at}-{index}"
+
+
+def scaling_instance(decided_at: Position, index: int) -> str:
+    """The name of an instance that such a decision asks for."""
+    return f"auto-{decided_at}-{index}"

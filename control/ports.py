@@ -205,6 +205,18 @@ class Archive(Protocol):
         ...
 
 
+class Scaler(Protocol):
+    """Who starts and ends instances. Both calls may come twice, also from two processes: twice is once."""
+
+    async def add(self, instance: str, scaling: str) -> None:
+        """See that an instance of that name starts, unless it does already. Raises `ScalerFailed`."""
+        ...
+
+    async def remove(self, instance: str, scaling: str) -> None:
+        """See that an instance, which is empty, ends in good order, if it is there. Raises `ScalerFailed`."""
+        ...
+
+
 class Recorder(Protocol):
     """Where a process says its facts. Never blocks, never raises, keeps order."""
 

@@ -104,6 +104,8 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
             _with_field(PolicySettings(), key, value)
         elif name in policies.DISPATCH:
             policies.dispatch_policy(name).params({param: value})
+        elif name in policies.SCALE:
+            policies.scale_policy(name).params({param: value})
         else:
             policies.move_policy(name).params({param: value})
 
@@ -253,13 +255,15 @@ class Overrides:
 
     def _set(self, settings: PolicySettings, key: str, value: Any) -> PolicySettings:
         name, dot, param = key.partition(".")
-        choices = (settings.dispatch, *settings.moves)
+        scale = settings.scale
+        choices = (settings.dispatch, *settings.moves, *(() if scale is None else (scale,)))
         if not dot or any(choice.name == name for choice in choices):
             self._unused.discard(key)
         if not dot:
             return _with_field(settings, key, value)
-        dispatch, *moves = (_with_param(choice, name, param, value) for choice in choices)
-        return replace(settings, dispatch=dispatch, moves=tuple(moves))
+        dispatch, *moves = (_with_param(choice, name, param, value) for choice in (settings.dispatch, *settings.moves))
+        scale = None if scale is None else _with_param(scale, name, param, value)
+        return replace(settings, dispatch=dispatch, moves=tuple(moves), scale=scale)
 
 
 def _with_field(settings: PolicySettings, field: str, value: Any) -> PolicySettings:
@@ -292,7 +296,7 @@ def explain(position: Position, decided_at: Position, recorded: Event | None, de
 
 
 def _brief(event: Event | None) -> str:
-    subjects = ("migration", "request", "operation")
+    subjects = ("migration", "request", "operation", "scaling")
     named = [f"{f} {getattr(event, f)}" for f in subjects if getattr(event, f, None) is not None]
     return " ".join([type(event).__name__, *named[:1]])
 

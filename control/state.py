@@ -6,7 +6,7 @@ fact would cost more than the fact). Everyone else reads. Every value in a table
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -67,6 +67,8 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     blocks_total: int
     slots_max: int
     load: Load
+    role: str = "mixed"
+    """`mixed`, `prefill`: new requests go there and leave after their first token, `decode`: they come then."""
     health: str = "up"
     is_draining: bool = False
     is_drained: bool = False
@@ -81,6 +83,10 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     def is_dispatchable(self) -> bool:
         """May new requests go there."""
         return self.health == "up" and not self.is_draining
+
+
+HIGH_PRIORITY_MAX: Final = -1
+"""Requests with this priority or a lower number are of the high class; 0 is normal, above is low, as vLLM ranks."""
 
 
 class RequestView(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +109,11 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     moved_at_ms: int = 0
     moved_from: str | None = None
     moves: int = 0
+
+    @property
+    def is_high(self) -> bool:
+        """Is it of the high class."""
+        return self.priority <= HIGH_PRIORITY_MAX
 
 
 class MigrationView(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +181,14 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which policies are in force. Changed only by a `PolicyConfigured` fact."""
 
     dispatch: PolicyChoice = PolicyChoice("freeness")
-    moves: tuple[PolicyChoice, ...] = (PolicyChoice("drain"), PolicyChoice("balance"))
+    moves: tuple[PolicyChoice, ...] = (
+        PolicyChoice("drain"),
+        PolicyChoice("priority"),
+        PolicyChoice("prefill_decode"),
+        PolicyChoice("balance"),
+    )
+    scale: PolicyChoice | None = None
+    """How many instances there should be; none: as many as there are."""
     cooldown_ms: int = 2_000
     """A request that moved is left alone for so long."""
     moves_per_tick_max: int = 8
@@ -178,6 +196,8 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Open moves in which one instance takes part, as source or target."""
     pair_backoff_ms: int = 30_000
     """A pair that failed to connect is excluded for so long."""
+    high_headroom: float = 0.25
+    """Share of its blocks that an instance with a high-priority request keeps free of others (virtual usage)."""
     decision_ttl_ms: int = 5_000
     """A start command older than this is refused by the llumlet."""
     suspect_after_ms: int = 3_000
@@ -197,6 +217,40 @@ class Speed(msgspec.Struct, frozen=True, array_like=True):
     """0: nothing is known yet."""
     output_tokens: float = 0.0
     """Mean length of outputs; 0: nothing is known yet."""
+
+
+class ScalingView(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision that an instance should come or go. `status`: `open done failed cancelled dry_run`."""
+
+    scaling: str
+    action: str
+    instance: str
+    policy: str
+    reason: str
+    decided_at_ms: int
+    decided_at: Position
+    status: str = "open"
+    ended_at_ms: int = 0
+    code: str | None = None
+    detail: str | None = None
+
+
+class LoadSample(msgspec.Struct, frozen=True, array_like=True):
+    """The cluster at one moment; fields as in `ClusterSampled`."""
+
+    at_ms: int
+    instances: int
+    blocks_total: int
+    blocks_used: int
+    running: int
+    waiting: int
+
+
+class WaitingView(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits at one gateway for an instance that takes it at once."""
+
+    requests: int
+    tokens: int
 
 
 class SourceMark(msgspec.Struct, frozen=True, array_like=True):
@@ -224,11 +278,23 @@ class State(msgspec.Struct, kw_only=True):
     requests: dict[str, RequestView] = {}
     placed: dict[str, dict[str, None]] = {}
     """Instance id to the ids of the requests it owns, in dispatch order."""
+    high: dict[str, dict[str, None]] = {}
+    """The same for those of the high class alone; an instance without any has no row."""
     migrations: dict[str, MigrationView] = {}
     """Open moves, and the last `CLOSED_MAX` closed ones, in decision order."""
     operations: dict[str, OperationView] = {}
     speeds: dict[str, Speed] = {}
     """Instance id to what is known of its speed."""
+    waiting: dict[str, WaitingView] = {}
+    """Gateway to what waits there; a gateway where nothing waits has no row."""
+    scalings: dict[str, ScalingView] = {}
+    """Open decisions on scaling, and the last `CLOSED_MAX` closed ones, in decision order."""
+    samples: tuple[LoadSample, ...] = ()
+    """The cluster's load, about once a second, while a scale policy is in force."""
+    scaled_at_ms: int = 0
+    """When scaling was last decided, in the log's time."""
+    boot_ms: int = 0
+    """Moving mean of the time from a decision until the new instance was there; 0 until one was seen."""
     sources: dict[str, SourceMark] = {}
     uncarried: list[Any] = []
     """Entries since a generation opened, until its first commit replaces the tables (`fold`). Never encoded."""

@@ -143,6 +143,7 @@ class Llumlet:
                 fingerprint=self.engine.fingerprint,
                 blocks_total=self.engine.blocks_total,
                 slots_max=self.engine.slots_max,
+                role=self.settings.role,
             )
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from midstream.control.errors import BadInput
@@ -13,6 +15,8 @@ class LlumletSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: PlanLimits = PlanLimits()
     checksum: bool = False
+    role: Literal["mixed", "prefill", "decode"] = "mixed"
+    """What new requests it gets: all; all, until their first token; none, but those of the others then."""
     prepare_ms: float = 1_000
     freeze_ms: float = 1_000
     decision_ms: float = 300

@@ -59,6 +59,7 @@ class InstanceBody(_Body):
     fingerprint: FingerprintBody
     blocks_total: int
     slots_max: int
+    role: str = Field(description="`mixed prefill decode`")
     load: LoadBody
     health: str = Field(description="`up suspect lost stopped`")
     is_draining: bool
@@ -228,10 +229,12 @@ class PolicySettingsBody(_Body):
 
     dispatch: PolicyChoiceBody
     moves: tuple[PolicyChoiceBody, ...] = Field(max_length=32)
+    scale: PolicyChoiceBody | None = None
     cooldown_ms: int = Field(ge=0, le=MS_MAX)
     moves_per_tick_max: int = Field(ge=0, le=1_000)
     moves_per_instance_max: int = Field(ge=1, le=100)
     pair_backoff_ms: int = Field(ge=0, le=MS_MAX)
+    high_headroom: float = Field(0.25, ge=0, le=1)
     decision_ttl_ms: int = Field(ge=100, le=MS_MAX)
     suspect_after_ms: int = Field(ge=200, le=MS_MAX)
     lost_after_ms: int = Field(ge=200, le=MS_MAX)

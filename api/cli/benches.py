@@ -32,6 +32,24 @@ def control(as_json: JsonOption = False) -> None:
     raise typer.Exit(show("control", measure(), as_json=as_json))
 
 
+def fleet(
+    only: Annotated[list[str] | None, typer.Option(help="priorities, tenants, scaling or roles.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of each arm, each with a seed of its own.")] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """Classes, tenants, scaling and roles on simulated clusters.
+
+    Example: midstream bench fleet --only tenants --seeds 1
+    """
+    from midstream.api.bench.fleet import SCENARIOS, measure
+    from midstream.api.bench.report import show
+
+    for name in only or ():
+        if name not in SCENARIOS:
+            raise typer.BadParameter(f"there is no scenario {name!r}; there are {', '.join(SCENARIOS)}")
+    raise typer.Exit(show("fleet", measure(only or (), seeds), as_json=as_json))
+
+
 def gateway(
     as_json: JsonOption = False,
     plots: PlotOption = None,
@@ -191,5 +209,5 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-BENCHES: Final = (control, gateway, migration, profile, schedule, transfer)
+BENCHES: Final = (control, fleet, gateway, migration, profile, schedule, transfer)
 NAMES: Final = tuple(bench.__name__ for bench in BENCHES)

@@ -21,7 +21,7 @@ Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a fre
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    for command in (controller, archiver, worker, llumlet, gateway, admin):
+    for command in (controller, archiver, worker, scaler, llumlet, gateway, admin):
         app.command(rich_help_panel=PANEL)(command)
 
 
@@ -52,6 +52,21 @@ def worker(context: typer.Context, name: Name = None, supervised: Supervised = F
     if wait_for_log(settings):
         announce("worker", name_of(settings), None)
         run_jobs(settings)
+
+
+def scaler(
+    context: typer.Context,
+    name: Name = None,
+    command: Annotated[str | None, typer.Option(help="Run as `COMMAND add|remove INSTANCE SCALING`.")] = None,
+    webhook: Annotated[str | None, typer.Option(help="Post to this URL instead.")] = None,
+    supervised: Supervised = False,
+) -> None:
+    """Start and end instances as the controllers decide, by the orchestrator's own means. `up --autoscale` has its own.
+
+    Example: midstream scaler --command ./scale.sh
+    """
+    settings = globals_of(context).settings(name=name, scale_command=command, scale_webhook=webhook)
+    _run("scaler", settings, supervised)
 
 
 def llumlet(

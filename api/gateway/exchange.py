@@ -27,6 +27,7 @@ STATUS: Final[Mapping[str, int]] = {
     "duplicate": 409,
     "no_capacity": 503,
     "overloaded": 429,
+    "tenant_queue_full": 429,
     "server_closing": 503,
     "too_long": 400,
 }

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from midstream.api.gateway.admission import Admission
 from midstream.api.gateway.aftermath import Aftermath
 from midstream.api.gateway.dispatcher import Dispatcher
 from midstream.api.gateway.live import Live, Seam
@@ -20,6 +21,7 @@ from midstream.control.errors import Refused
 from midstream.control.events import (
     DowntimeMeasured,
     Entry,
+    FirstTokenDelivered,
     GatewayStarted,
     GenerationOpened,
     InstanceLost,
@@ -80,6 +82,7 @@ class Gateway:
         self.live: dict[str, Live] = {}
         self.peers = Peers(self)
         self.dispatcher = Dispatcher(self)
+        self.admission = Admission(self)
         self.aftermath = Aftermath(settings.tombstone_ms / 1e3)
         self.tasks = Supervisor(recorder)
         self.is_closing = False
@@ -118,17 +121,21 @@ class Gateway:
         if spec.request in self.live or self.aftermath.knows(spec.request):
             raise Refused("duplicate", f"request {spec.request} exists already")
         live = Live(spec, self, self.now)
-        choice = self.dispatcher.choose(live)
+        choice = None if self.admission.must_wait(live) else self.dispatcher.choose_open(live)
         if choice is None:
-            raise Refused("no_capacity", "no instance takes requests right now")
+            if not self.dispatcher.has_any(live):
+                raise Refused("no_capacity", "no instance takes requests right now")
+            self.admission.put(live)
         self.live[spec.request] = live
         self._activity.set()
-        self.dispatcher.dispatch(live, choice, "new")
+        if choice is not None:
+            self.dispatcher.dispatch(live, choice, "new")
         return live
 
-    def check(self, model: str | None = None) -> None:
-        """Raises `Refused` as `admit` would for any request for the model: `draining`, `overloaded`, `no_capacity`."""
+    def check(self, model: str | None = None, tenant: str = "") -> None:
+        """Raises `Refused` as `admit` would for any request of the tenant for the model, but for `too_long`."""
         self._check_open()
+        self.admission.check(model or "", tenant)
         silent = self.peers.silent()
         if not any(
             view.is_dispatchable and name not in silent and model in {None, view.fingerprint.model}
@@ -178,6 +185,7 @@ class Gateway:
         """Nothing more is delivered: the ledger ends, the owner is told, a tombstone stays."""
         self.feed(live, End())
         self.live.pop(live.request, None)
+        self.admission.ended(live)
         self.peers.forget_request(live.request)
         self.aftermath.bury(live.request, self.now)
         live.wake()
@@ -277,6 +285,8 @@ class Gateway:
 
     def _deliver(self, live: Live, effect: Deliver) -> None:
         if effect.ids:
+            if live.gaps.first_at is None:
+                self._began(live)
             gap_ms = live.gaps.add(len(effect.ids), self.now)
             live.ids += effect.ids
             live.logprobs += effect.logprobs
@@ -289,6 +299,16 @@ class Gateway:
             self._record_finished(live)
             self._close(live)
         live.wake()
+
+    def _began(self, live: Live) -> None:
+        """The first token is here. Only of an instance that is for prompts does a controller need to know at once."""
+        owner = live.ledger.owner
+        view = self.follower.state.instances.get(owner.instance)
+        if view is not None and view.role == "prefill":
+            ttft_ms = (self.now - live.gaps.admitted_at) * 1e3
+            self.recorder.record(
+                FirstTokenDelivered(request=live.request, epoch=live.ledger.epoch, owner=owner, ttft_ms=ttft_ms)
+            )
 
     def _record(self, live: Live, effect: Record) -> None:
         self.recorder.record(effect.event)
@@ -335,6 +355,7 @@ class Gateway:
         match entry.fact.event:
             case LoadReported() as event:
                 self.peers.reported(event.owner)
+                self.admission.reported()
             case InstanceRegistered() as event:
                 self.peers.learn(event.owner, event.address)
             case InstanceLost() | InstanceStopped() as event:
@@ -368,6 +389,8 @@ class Gateway:
             ledger = live.ledger
             if now - live.gaps.admitted_at >= s.request_ms / 1e3:
                 self.fail(live, "deadline", f"not finished within {s.request_ms / 1e3:.0f} s")
+            elif ledger.phase == "new":
+                self.admission.keep(live)
             elif not self.peers.is_current(ledger.owner):
                 # Superseded before it became the owner: by a late hand-over, or a choice from a fold that lagged.
                 self.feed(live, OwnerLost(ledger.owner))

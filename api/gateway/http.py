@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import structlog
@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from midstream.api.auth import Keyring, Scoped, check_guarded
+from midstream.api.auth import Caller, Keyring, Scoped, check_guarded
 from midstream.api.closing import Closing, LiveResponse, closing_of
 from midstream.api.gateway.choices import Choice
 from midstream.api.gateway.exchange import Exchange, FaceMetrics, StreamedExchange, WholeExchange
@@ -44,6 +44,9 @@ COMPLETION_TOKENS_DEFAULT: Final = 16
 OPEN_MAX: Final = 2_048
 """Completions answered at once; more are refused with 429."""
 
+Generator = Annotated[Caller, Depends(Scoped("generate"))]
+"""Who may have text generated."""
+
 logger = structlog.get_logger(__name__)
 
 
@@ -65,6 +68,13 @@ class FaceSettings(msgspec.Struct, frozen=True, kw_only=True):
     open_max: int = OPEN_MAX
 
 
+class Sender(msgspec.Struct, frozen=True):
+    """Who sent a request, and what it says belongs together."""
+
+    caller: Caller
+    session: str
+
+
 class Face:
     """Turns HTTP requests into exchanges."""
 
@@ -77,17 +87,17 @@ class Face:
         self._started_s = clock.now_ms() // 1000
         self._count = 0
 
-    async def complete(self, request: Request, closing: Closing) -> Response:
+    async def complete(self, request: Request, caller: Caller, closing: Closing) -> Response:
         """`POST /v1/completions`."""
         asked = read_request(await self._body(request), CompletionAsked)
         prompt = prompt_ids(asked.prompt, self._tokenizer.encode, self.settings.vocabulary)
-        return self._respond(asked, prompt, COMPLETION_TOKENS_DEFAULT, session_of(request), closing)
+        return self._respond(asked, prompt, COMPLETION_TOKENS_DEFAULT, sender_of(request, caller), closing)
 
-    async def chat(self, request: Request, closing: Closing) -> Response:
+    async def chat(self, request: Request, caller: Caller, closing: Closing) -> Response:
         """`POST /v1/chat/completions`."""
         asked = read_request(await self._body(request), ChatAsked)
         prompt = self._tokenizer.encode(chat_text(asked.messages))
-        return self._respond(asked, prompt, OUTPUT_TOKENS_DEFAULT, session_of(request), closing)
+        return self._respond(asked, prompt, OUTPUT_TOKENS_DEFAULT, sender_of(request, caller), closing)
 
     def models(self) -> dict[str, Any]:
         """`GET /v1/models`."""
@@ -104,7 +114,7 @@ class Face:
         return await request.body()
 
     def _respond(
-        self, asked: Asked, prompt: tuple[int, ...], tokens_default: int, session: str, closing: Closing
+        self, asked: Asked, prompt: tuple[int, ...], tokens_default: int, sender: Sender, closing: Closing
     ) -> Response:
         if asked.model not in self.gateway.models:
             raise Invalid("model_not_found", f"the model {asked.model[:64]!r} does not exist", "model", status=404)
@@ -114,11 +124,11 @@ class Face:
             raise Problem(429, "overloaded", "too many requests are open", {"Retry-After": "1"})
         self._count += 1
         name = f"r-{self.settings.gateway}-{self.settings.incarnation}-{self._count}"
-        specs = [self._spec(asked, prompt, name, index, tokens_default, session) for index in range(asked.n)]
+        specs = [self._spec(asked, prompt, name, index, tokens_default, sender) for index in range(asked.n)]
         return LiveResponse(self._exchange(asked, specs, name), closing)
 
     def _spec(
-        self, asked: Asked, prompt: tuple[int, ...], name: str, index: int, tokens_default: int, session: str
+        self, asked: Asked, prompt: tuple[int, ...], name: str, index: int, tokens_default: int, sender: Sender
     ) -> RequestSpec:
         return RequestSpec(
             request=name if asked.n == 1 else f"{name}.{index}",
@@ -130,9 +140,10 @@ class Face:
                 context=self.settings.context_tokens,
                 default=tokens_default,
             ),
-            priority=asked.priority,
+            priority=sender.caller.priority(asked.priority),
+            tenant=sender.caller.name,
             arrival_ms=self._clock.now_ms(),
-            session=session,
+            session=sender.session,
         )
 
     def _exchange(self, asked: Asked, specs: list[RequestSpec], name: str) -> Exchange:
@@ -151,9 +162,9 @@ class Face:
         return kind(self.gateway, specs, choices, renderer=renderer, look=look, metrics=self.metrics)
 
 
-def session_of(request: Request) -> str:
-    """What the client says belongs together: the header that vLLM reads too."""
-    return request.headers.get("x-session-id", "")[:SESSION_CHARS_MAX]
+def sender_of(request: Request, caller: Caller) -> Sender:
+    """The session is the header that vLLM reads too."""
+    return Sender(caller, request.headers.get("x-session-id", "")[:SESSION_CHARS_MAX])
 
 
 def create_openai_app(
@@ -182,17 +193,15 @@ def error_response(problem: Problem) -> Response:
 
 
 def _install_routes(app: FastAPI, face: Face, closing: Closing) -> None:
-    generate = [Depends(Scoped("generate"))]
+    @app.post("/v1/completions")
+    async def completions(request: Request, caller: Generator) -> Response:
+        return await face.complete(request, caller, closing)
 
-    @app.post("/v1/completions", dependencies=generate)
-    async def completions(request: Request) -> Response:
-        return await face.complete(request, closing)
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request, caller: Generator) -> Response:
+        return await face.chat(request, caller, closing)
 
-    @app.post("/v1/chat/completions", dependencies=generate)
-    async def chat_completions(request: Request) -> Response:
-        return await face.chat(request, closing)
-
-    @app.get("/v1/models", dependencies=generate)
+    @app.get("/v1/models", dependencies=[Depends(Scoped("generate"))])
     async def models() -> dict[str, Any]:
         return face.models()
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from midstream.api.gateway.port import Chunk
 from midstream.control.ids import Node
+from midstream.control.state import HIGH_PRIORITY_MAX
 from midstream.migration.protocol.ledger import Ledger
 from midstream.migration.protocol.messages import RequestSpec
 
@@ -90,6 +91,11 @@ class Live:
         self._taken = 0
         self._is_told = False
         """Its end was taken."""
+
+    @property
+    def is_high(self) -> bool:
+        """Is it of the high class."""
+        return self.spec.priority <= HIGH_PRIORITY_MAX
 
     @property
     def is_over(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from midstream.api.keys import PRIORITY_MIN
 from midstream.api.problems import Problem
 from midstream.migration.protocol.messages import Sampling
 
@@ -88,7 +89,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     n: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
-    priority: Annotated[int, Meta(ge=-1_000, le=1_000)] = 0
+    priority: Annotated[int, Meta(ge=PRIORITY_MIN, le=-PRIORITY_MIN)] | None = None
+    """Lower runs first; below 0 is the high class. Unset: 0, or the best that the caller's key has."""
     return_token_ids: bool = False
 
     @property

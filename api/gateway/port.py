@@ -57,5 +57,8 @@ class TextGateway(Protocol):
     models: Sequence[str]
 
     def admit(self, spec: RequestSpec) -> Stream:
-        """Take a request on. Raises `Refused`: `no_capacity`, `draining`, `overloaded`, `too_long`, `duplicate`."""
+        """Take a request on; it may have to wait for its turn.
+
+        Raises `Refused`: `no_capacity`, `draining`, `overloaded`, `tenant_queue_full`, `too_long`, `duplicate`.
+        """
         ...

@@ -10,6 +10,12 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     requests_max: int = 4_096
     """Requests in flight; more are refused as overloaded."""
+    tenant_waiting_max: int = 4_096
+    """Requests of one tenant that wait here while every instance is saturated; more are refused."""
+    tenant_quantum: int = 512
+    """Tokens that a tenant may spend in one turn."""
+    queue_depth: int = 4
+    """Requests that an engine may have waiting; with more, new ones wait here."""
     request_ms: float = 3_600_000
     """Deadline of one request, from admission."""
     seek_ms: float = 60_000

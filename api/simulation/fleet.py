@@ -44,8 +44,8 @@ LLUMLET = LlumletSettings(
     housekeeping_ms=2_000, command_wait_ms=600_000, gateway_lease_ms=60_000, repeat_ms=1_000, resend_ms=1_000
 )
 GATEWAY = GatewaySettings(
-    requests_max=10_000_000, request_ms=REQUEST_MAX_S * 1e3, ping_ms=5_000, silent_ms=20_000, alone_ms=60_000,
-    housekeeping_ms=1_000, quiet_ms=4 * STREAM_INTERVAL_MS,
+    requests_max=10_000_000, tenant_waiting_max=10_000_000, request_ms=REQUEST_MAX_S * 1e3, ping_ms=5_000,
+    silent_ms=20_000, alone_ms=60_000, housekeeping_ms=1_000, quiet_ms=4 * STREAM_INTERVAL_MS,
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from midstream.migration.wires.memory import MemoryNetwork, MemoryWire
 
 LLUMLET = LlumletSettings(checksum=True)
 GATEWAY = GatewaySettings()
+RETIRE_S = 1.0
 
 
 class World:
@@ -117,9 +118,10 @@ class SimNode:
 class LlumletNode(SimNode):
     """One instance: engine, transfer and llumlet."""
 
-    def __init__(self, world: World, instance: str, config: SimConfig) -> None:
+    def __init__(self, world: World, instance: str, config: SimConfig, settings: LlumletSettings = LLUMLET) -> None:
         super().__init__(world, f"llumlet/{instance}")
         self.instance = instance
+        self._settings = settings
         self._config = config
 
     async def _begin(self) -> None:
@@ -134,9 +136,15 @@ class LlumletNode(SimNode):
             log=self.log,
             recorder=self.publisher,
             clock=self.world.clock,
-            settings=LLUMLET,
+            settings=self._settings,
         )
         await self.llumlet.start()
+
+    async def retire(self) -> None:
+        """End in good order, as after SIGTERM: the last fact is that it stopped."""
+        await self.llumlet.stop()
+        await self.publisher.flush(RETIRE_S)
+        await self.crash()
 
     async def _lose(self) -> None:
         await self.llumlet.tasks.stop()
@@ -147,9 +155,10 @@ class LlumletNode(SimNode):
 class GatewayNode(SimNode):
     """One gateway with its own fold of the log."""
 
-    def __init__(self, world: World, gateway: str) -> None:
+    def __init__(self, world: World, gateway: str, settings: GatewaySettings = GATEWAY) -> None:
         super().__init__(world, f"gateway/{gateway}")
         self.gateway_name = gateway
+        self._settings = settings
 
     async def _begin(self) -> None:
         self.follower = Follower(self.log)
@@ -160,7 +169,7 @@ class GatewayNode(SimNode):
             follower=self.follower,
             recorder=self.publisher,
             clock=self.world.clock,
-            settings=GATEWAY,
+            settings=self._settings,
             models=("sim",),
         )
         await self.gateway.start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from midstream.control.decide.draft import Decision, Draft, Watch
 from midstream.control.decide.manual import answer_requests
 from midstream.control.decide.rng import SplitMix
+from midstream.control.decide.scaling import scale
 from midstream.control.decide.verdicts import drained, health, is_down_verdict, stuck
 from midstream.control.events import TickElapsed
 from midstream.control.policies import move_policy
@@ -21,9 +22,10 @@ __all__ = ["Decision", "Watch", "decide"]
 def decide(state: State, tick: TickElapsed, watch: Watch | None = None) -> Decision:
     """Decide at one tick. Reads the state, changes nothing; equal arguments give equal decisions.
 
-    In order: verdicts on health, moves asked for by hand, drains that are done, moves that got stuck, then the
-    policies' moves within the limits that all of them share. `watch` is told of every move ordered or refused on the
-    way, and changes nothing. Raises `UnknownThing` or `BadInput` if the policies in force are not known here.
+    In order: verdicts on health, moves asked for by hand, drains that are done, moves that got stuck, instances that
+    should come or go, then the policies' moves within the limits that all of them share. `watch` is told of every move
+    ordered or refused on the way, and changes nothing. Raises `UnknownThing` or `BadInput` if the policies in force are
+    not known here.
     """
     verdicts = health(state, tick.now_ms)
     down = frozenset(v.owner.instance for v in verdicts if is_down_verdict(v))
@@ -33,6 +35,7 @@ def decide(state: State, tick: TickElapsed, watch: Watch | None = None) -> Decis
     answer_requests(state, room, draft)
     draft.say(drained(state, room))
     draft.say(stuck(state, tick.now_ms))
+    draft.say(scale(state, room, tick))
     _follow_policies(state, room, draft)
     return draft.decision()
 

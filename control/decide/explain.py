@@ -15,7 +15,7 @@ import msgspec
 from midstream.control.decide import decide
 from midstream.control.events import MoveDecided, RequestDispatched, TickElapsed
 from midstream.control.ids import Owner, Position
-from midstream.control.policies.base import Proposal, finite
+from midstream.control.policies.base import DispatchWanted, Proposal, finite
 from midstream.control.policies.candidates import candidate_problem
 from midstream.control.policies.leavers import freeness_with
 from midstream.control.policies.room import Problem, Room, blocks_needed
@@ -147,8 +147,7 @@ def explain_move(state: State, tick: TickElapsed, recorded: MoveDecided) -> Move
 def explain_dispatch(state: State, recorded: RequestDispatched) -> DispatchExplanation:
     """What the log showed of every instance when the request was dispatched: `state` is the fold just before."""
     scores = dict(recorded.scores)
-    tokens = recorded.prompt_tokens + recorded.delivered_tokens
-    left = max(0, recorded.output_tokens_max - recorded.delivered_tokens)
+    wanted = _wanted(recorded)
     views = sorted(state.instances.values(), key=lambda view: -scores.get(view.owner.instance, float("-inf")))
     return DispatchExplanation(
         policy=recorded.policy,
@@ -158,9 +157,18 @@ def explain_dispatch(state: State, recorded: RequestDispatched) -> DispatchExpla
         epoch=recorded.epoch,
         scores=recorded.scores,
         instances=_some(
-            _weighed(view.owner.instance, scores.get(view.owner.instance), candidate_problem(view, tokens, left))
+            _weighed(view.owner.instance, scores.get(view.owner.instance), candidate_problem(state, view, wanted))
             for view in views
         ),
+    )
+
+
+def _wanted(recorded: RequestDispatched) -> DispatchWanted:
+    return DispatchWanted(
+        request=recorded.request,
+        prompt_tokens=recorded.prompt_tokens + recorded.delivered_tokens,
+        output_tokens_max=max(0, recorded.output_tokens_max - recorded.delivered_tokens),
+        priority=recorded.priority,
     )
 
 

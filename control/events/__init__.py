@@ -43,15 +43,19 @@ from midstream.control.events.migrations import (
     RoundCopied,
 )
 from midstream.control.events.requests import (
+    FirstTokenDelivered,
     GatewayStarted,
     RequestCancelled,
     RequestDispatched,
     RequestFailed,
     RequestFinished,
+    WaitingReported,
 )
+from midstream.control.events.scaling import ClusterSampled, ScaleDecided, ScaleEnded, ScaleFailed
 
 __all__ = [
     "EVENTS",
+    "ClusterSampled",
     "CommandRefused",
     "ConnectionLost",
     "ConnectionRestored",
@@ -63,6 +67,7 @@ __all__ = [
     "Fact",
     "FactsDropped",
     "FactsMissed",
+    "FirstTokenDelivered",
     "GatewayStarted",
     "GenerationOpened",
     "InstanceDrained",
@@ -92,7 +97,11 @@ __all__ = [
     "ReservationEnded",
     "RoundCopied",
     "RunsDropped",
+    "ScaleDecided",
+    "ScaleEnded",
+    "ScaleFailed",
     "StateCarried",
     "TaskFailed",
     "TickElapsed",
+    "WaitingReported",
 ]

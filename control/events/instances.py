@@ -18,6 +18,8 @@ class InstanceRegistered(Event, frozen=True, kw_only=True):
     blocks_total: int
     slots_max: int
     """Requests that may run at once."""
+    role: str = "mixed"
+    """`mixed prefill decode`: what it is for."""
 
 
 @event

@@ -31,6 +31,30 @@ class RequestDispatched(Event, frozen=True, kw_only=True):
     scores: tuple[tuple[str, float], ...] = ()
     """(instance, score) of the best candidates weighed, best first, at most 8."""
     reason: str = ""
+    tenant: str = ""
+    """Name of the key that asked; empty where callers need none."""
+    waited_ms: float = 0.0
+    """How long it waited at its gateway for an instance that takes it at once."""
+
+
+@event
+class FirstTokenDelivered(Event, frozen=True, kw_only=True):
+    """The prompt of a request was computed by an instance that is for prompts: it may go on elsewhere."""
+
+    request: str
+    epoch: int
+    owner: Owner
+    ttft_ms: float
+
+
+@event
+class WaitingReported(Event, frozen=True, kw_only=True):
+    """What waits at a gateway because every instance is saturated: on change, at most once a second."""
+
+    gateway: str
+    requests: int
+    tokens: int
+    """Prompts and largest outputs of all of them."""
 
 
 @event

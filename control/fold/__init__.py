@@ -21,7 +21,7 @@ from midstream.control.events import (
     StateCarried,
     TaskFailed,
 )
-from midstream.control.fold import cluster, instances, migrations, requests
+from midstream.control.fold import cluster, instances, migrations, requests, scaling
 from midstream.control.fold.cluster import UNWATCHED_MS
 from midstream.control.ids import COMMIT_SOURCE
 from midstream.control.state import SourceMark, State
@@ -55,6 +55,7 @@ HANDLERS: Final[dict[type[Event], Handler]] = {
     **instances.HANDLERS,
     **requests.HANDLERS,
     **migrations.HANDLERS,
+    **scaling.HANDLERS,
     StateCarried: _state_carried,
 }
 """What each kind of fact does to the state."""

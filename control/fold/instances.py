@@ -23,7 +23,7 @@ from midstream.control.events import (
     LoadReported,
     RequestsReported,
 )
-from midstream.control.fold import operations
+from midstream.control.fold import operations, scaling
 from midstream.control.fold.speeds import learn_step
 from midstream.control.ids import Owner
 from midstream.control.state import InstanceView, Load, State
@@ -69,12 +69,14 @@ def _registered(state: State, fact: Fact, event: InstanceRegistered) -> None:
         fingerprint=event.fingerprint,
         blocks_total=event.blocks_total,
         slots_max=event.slots_max,
+        role=event.role,
         load=Load(blocks_free=event.blocks_total),
         registered_at_ms=fact.at_ms,
         reported_at_ms=state.last_tick_ms,
     )
     state.placed.setdefault(owner.instance, {})
     state.speeds.pop(owner.instance, None)
+    scaling.came(state, owner.instance)
     if known is None:
         _forget_gone(state)
 
@@ -99,6 +101,7 @@ def _requests_reported(state: State, fact: Fact, event: RequestsReported) -> Non
 
 def _stopped(state: State, fact: Fact, event: InstanceStopped) -> None:
     if change(state, event.owner, health="stopped"):
+        scaling.went(state, event.owner.instance)
         for operation in operations.open_drains(state, event.owner.instance):
             operations.succeed(state, operation, f"{event.owner} stopped")
 
@@ -113,6 +116,7 @@ def _restored(state: State, fact: Fact, event: InstanceRestored) -> None:
 
 def _lost(state: State, fact: Fact, event: InstanceLost) -> None:
     if change(state, event.owner, health="lost"):
+        scaling.went(state, event.owner.instance)
         _fail_drains(state, event.owner.instance, "instance_lost", f"{event.owner} was lost")
 
 
@@ -147,7 +151,8 @@ def _drain_cancelled(state: State, fact: Fact, event: DrainCancelled) -> None:
     if view is None:
         operations.fail(state, event.operation, "unknown_instance", f"there is no instance {name}")
         return
-    state.instances[name] = replace(view, is_draining=False, is_drained=False)
+    scaling.stays(state, name, f"{event.actor} cancelled the drain")
+    state.instances[name] = replace(state.instances[name], is_draining=False, is_drained=False)
     _fail_drains(state, name, "cancelled", f"{event.actor} cancelled the drain")
     operations.succeed(state, event.operation)
 

@@ -10,15 +10,17 @@ from msgspec.structs import replace
 from midstream.control.events import (
     Event,
     Fact,
+    FirstTokenDelivered,
     RequestCancelled,
     RequestDispatched,
     RequestFailed,
     RequestFinished,
     RunsDropped,
+    WaitingReported,
 )
 from midstream.control.fold.instances import withdraw_witness
 from midstream.control.fold.speeds import learn_request
-from midstream.control.state import RequestView, State
+from midstream.control.state import RequestView, State, WaitingView
 
 GATEWAY_PREFIX: Final = "gateway/"
 
@@ -28,6 +30,8 @@ def place(state: State, view: RequestView) -> None:
     name = view.owner.instance
     state.requests[view.request] = view
     state.placed.setdefault(name, {})[view.request] = None
+    if view.is_high:
+        state.high.setdefault(name, {})[view.request] = None
     instance = state.instances.get(name)
     if instance is not None and instance.is_drained:
         state.instances[name] = replace(instance, is_drained=False)
@@ -35,9 +39,15 @@ def place(state: State, view: RequestView) -> None:
 
 def unplace(state: State, view: RequestView) -> None:
     """Take a request from its owner."""
-    placed = state.placed.get(view.owner.instance)
+    name = view.owner.instance
+    placed = state.placed.get(name)
     if placed is not None:
         placed.pop(view.request, None)
+    high = state.high.get(name)
+    if high is not None:
+        high.pop(view.request, None)
+        if not high:
+            del state.high[name]
 
 
 def forget_gateway(state: State, source: str) -> None:
@@ -46,6 +56,8 @@ def forget_gateway(state: State, source: str) -> None:
     for view in [v for v in state.requests.values() if v.gateway in names]:
         del state.requests[view.request]
         unplace(state, view)
+    for name in names:
+        state.waiting.pop(name, None)
     for instance in list(state.instances.values()):
         for name in names:
             withdraw_witness(state, instance.owner, name)
@@ -96,11 +108,27 @@ def _ended(state: State, fact: Fact, event: RequestFinished | RequestCancelled |
             learn_request(state, event, view)
 
 
+def _first_token(state: State, fact: Fact, event: FirstTokenDelivered) -> None:
+    """Known at once, not only with the owner's next report of its requests."""
+    view = state.requests.get(event.request)
+    if view is not None and view.owner == event.owner and view.epoch == event.epoch:
+        tokens = max(view.tokens, view.prompt_tokens + 1)
+        state.requests[event.request] = replace(view, tokens=tokens, is_waiting=False)
+
+
+def _waiting(state: State, fact: Fact, event: WaitingReported) -> None:
+    if event.requests:
+        state.waiting[event.gateway] = WaitingView(requests=event.requests, tokens=event.tokens)
+    else:
+        state.waiting.pop(event.gateway, None)
+
+
 def _runs_dropped(state: State, fact: Fact, event: RunsDropped) -> None:
     """If the gateway lives after all, it finds its runs gone and dispatches them again."""
     for view in [v for v in state.requests.values() if v.gateway == event.gateway and v.owner == event.owner]:
         del state.requests[view.request]
         unplace(state, view)
+    state.waiting.pop(event.gateway, None)
 
 
 HANDLERS: Final[dict[type[Event], Callable[[State, Fact, Any], None]]] = {
@@ -109,4 +137,6 @@ HANDLERS: Final[dict[type[Event], Callable[[State, Fact, Any], None]]] = {
     RequestCancelled: _ended,
     RequestFailed: _ended,
     RunsDropped: _runs_dropped,
+    WaitingReported: _waiting,
+    FirstTokenDelivered: _first_token,
 }

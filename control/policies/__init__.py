@@ -10,12 +10,20 @@ from importlib import import_module
 from typing import Any, Final
 
 from midstream.control.errors import UnknownThing
-from midstream.control.policies.base import DispatchChoice, DispatchPolicy, DispatchWanted, InFlight, MovePolicy
+from midstream.control.policies.base import (
+    DispatchChoice,
+    DispatchPolicy,
+    DispatchWanted,
+    InFlight,
+    MovePolicy,
+    ScalePolicy,
+)
 from midstream.control.state import PolicySettings, State
 
 __all__ = [
     "DISPATCH",
     "MOVES",
+    "SCALE",
     "DispatchChoice",
     "DispatchWanted",
     "InFlight",
@@ -24,6 +32,7 @@ __all__ = [
     "dispatch_policy",
     "move_policy",
     "needs_cached",
+    "scale_policy",
 ]
 
 _HERE: Final = "midstream.control.policies"
@@ -46,8 +55,16 @@ MOVES: Final = {
     "defragment": f"{_HERE}.moves_defragment",
     "drain": f"{_HERE}.moves_drain",
     "none": f"{_HERE}.moves_none",
+    "prefill_decode": f"{_HERE}.moves_prefill_decode",
+    "priority": f"{_HERE}.moves_priority",
 }
 """Move policies: name to module."""
+
+
+SCALE: Final = {
+    "scale_freeness": f"{_HERE}.scale_freeness",
+}
+"""Scale policies: name to module."""
 
 
 def dispatch_policy(name: str) -> DispatchPolicy:
@@ -59,6 +76,12 @@ def dispatch_policy(name: str) -> DispatchPolicy:
 def move_policy(name: str) -> MovePolicy:
     """The move policy of that name. Raises `UnknownThing`."""
     policy: MovePolicy = _load("move policy", MOVES, name)
+    return policy
+
+
+def scale_policy(name: str) -> ScalePolicy:
+    """The scale policy of that name. Raises `UnknownThing`."""
+    policy: ScalePolicy = _load("scale policy", SCALE, name)
     return policy
 
 
@@ -83,6 +106,8 @@ def check(settings: PolicySettings) -> None:
     dispatch_policy(settings.dispatch.name).params(settings.dispatch.params)
     for chosen in settings.moves:
         move_policy(chosen.name).params(chosen.params)
+    if settings.scale is not None:
+        scale_policy(settings.scale.name).params(settings.scale.params)
 
 
 def _load(what: str, table: Mapping[str, str], name: str) -> Any:

@@ -10,7 +10,7 @@ import msgspec
 from midstream.control.errors import BadInput
 from midstream.control.ids import Owner
 from midstream.control.policies.room import Room
-from midstream.control.state import State
+from midstream.control.state import HIGH_PRIORITY_MAX, State
 
 CANDIDATES_MAX: Final = 8
 """Candidates that a fact names, best first."""
@@ -54,12 +54,18 @@ class DispatchWanted(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt plus the output tokens already delivered, if it is dispatched again."""
     output_tokens_max: int
     priority: int = 0
+    """Lower runs first; below 0 is the high class."""
     model: str | None = None
     exclude: frozenset[str] = frozenset()
     session: str = ""
     """What the client says belongs together; empty: nothing."""
     cached: Mapping[str, int] = {}
     """Instance to leading prompt tokens that its prefix cache holds, where that is known and not 0."""
+
+    @property
+    def is_high(self) -> bool:
+        """Is it of the high class."""
+        return self.priority <= HIGH_PRIORITY_MAX
 
 
 class DispatchChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +120,28 @@ class MovePolicy(msgspec.Struct, frozen=True, kw_only=True):
     propose: Callable[[State, Room, int, Any, Rng], Iterator[Proposal]]
     may_return: bool = False
     """May a request go back at once to where it came from: only when it must leave anyway."""
+
+    def params(self, given: Mapping[str, Any]) -> Any:
+        """Typed parameters. Raises `BadInput`."""
+        return read_params(self.name, self.params_type, given)
+
+
+class ScaleProposal(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance that a policy would like to come (`add`, not named), go (`remove`) or stay after all (`keep`)."""
+
+    action: str
+    instance: str | None
+    freeness: float
+    reason: str
+
+
+class ScalePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to choose how many instances there are: `propose(state, room, now_ms, params)`."""
+
+    name: str
+    version: int
+    params_type: type[msgspec.Struct]
+    propose: Callable[[State, Room, int, Any], Iterator[ScaleProposal]]
 
     def params(self, given: Mapping[str, Any]) -> Any:
         """Typed parameters. Raises `BadInput`."""

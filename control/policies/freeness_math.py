@@ -1,12 +1,13 @@
 """Virtual usage and freeness (Llumnix, OSDI'24, section 4.4.2), counted in KV blocks. Pure arithmetic.
 
 Virtual usage of a request is its KV blocks; of the head-of-line waiting request the blocks it needs; of a request
-on a draining instance infinite. Freeness of an instance is (total blocks - sum of virtual usage) / running batch.
+on a draining instance infinite; of a high-priority request also the blocks that its instance keeps free for it.
+Freeness of an instance is (total blocks - sum of virtual usage) / running batch.
 """
 
 from __future__ import annotations
 
-from midstream.control.state import InstanceView
+from midstream.control.state import InstanceView, State
 
 
 def blocks_unclaimed(view: InstanceView) -> int:
@@ -16,6 +17,13 @@ def blocks_unclaimed(view: InstanceView) -> int:
     the free blocks minus what the first waiting request needs.
     """
     return view.load.blocks_free - view.load.blocks_head
+
+
+def blocks_kept(state: State, view: InstanceView) -> int:
+    """Virtual usage of an instance's high-priority requests besides their own blocks: its head-room, shared by them."""
+    if view.owner.instance not in state.high:
+        return 0
+    return int(state.policies.high_headroom * view.blocks_total)
 
 
 def batch_size(running: int, waiting: int) -> int:

@@ -20,10 +20,10 @@ Key = Callable[[RequestView], tuple[float, str]]
 
 
 def leavers(state: State, room: Room, source: InstanceView, choice: RequestChoice) -> list[RequestView]:
-    """The requests of `source` that may leave it now, in the order wanted."""
+    """The requests of `source` that may leave it now, in the order wanted; none of the high class that runs."""
     if choice == "first_waiting":
         return [view for view in line(state, room, source) if room.may_leave(view)]
-    found = [view for view in running(state, source) if room.may_leave(view)]
+    found = [view for view in running(state, source) if room.may_leave(view) and not view.is_high]
     if choice == "last_come":
         found.reverse()
     elif choice != "first_come":

@@ -48,7 +48,8 @@ def propose(state: State, room: Room, now_ms: int, params: Params, rng: Rng) -> 
     """The fullest source goes to the emptiest target, the next to the next."""
     ranked = [(room.freeness(view), view) for view in state.instances.values() if _is_partner(room, view)]
     sources = sorted((row for row in ranked if row[0] < params.low), key=lambda row: (row[0], row[1].owner))
-    targets = sorted((row for row in ranked if row[0] > params.high), key=lambda row: (-row[0], row[1].owner))
+    roomy = (row for row in ranked if row[0] > params.high and row[1].role != "prefill")
+    targets = sorted(roomy, key=lambda row: (-row[0], row[1].owner))
     for source in sources[:SOURCES_MAX]:
         if room.moves_left <= 0 or not targets:
             return

@@ -50,7 +50,8 @@ def _fewest(room: Room, ups: list[InstanceView], params: Params) -> InstanceView
     source = min(busy, key=lambda view: (_requests(room, view), view.owner), default=None)
     if source is None or _requests(room, source) > params.requests_max:
         return None
-    is_one_empty = any(not _requests(room, view) and view.fingerprint == source.fingerprint for view in ups)
+    alike = [view for view in ups if view.fingerprint == source.fingerprint and view.role == source.role]
+    is_one_empty = any(not _requests(room, view) for view in alike)
     return None if is_one_empty else source
 
 

@@ -5,8 +5,9 @@ full although blocks are free elsewhere. In this order, for the longest queues f
 
 1. A waiting request goes to an instance without a queue that has room for it. It has no KV yet, so nothing is copied.
 2. If the head fits nowhere, running requests leave its instance until it fits there: the smallest one that is enough
-   alone, else the largest first. All of them have a place, or none is moved; together they copy at most `copy_max`
-   blocks for each block that the head needs, and every target keeps a freeness of `keep`, or it would soon preempt.
+   alone, else the largest first, none of the high class. All of them have a place, or none is moved; together they
+   copy at most `copy_max` blocks for each block that the head needs, and every target keeps a freeness of `keep`, or
+   it would soon preempt.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _is_stuck(room: Room, view: InstanceView) -> bool:
     """Does the head of the line find too few blocks, or no slot, even once all open moves have ended."""
     if not room.waiting_after(view) or not room.is_up(view) or view.is_draining:
         return False
-    return room.blocks_after(view) < 0 or room.slots_after(view) < 1
+    return room.blocks_free_after(view) < 0 or room.slots_after(view) < 1
 
 
 def _serve(state: State, room: Room, source: InstanceView, targets: Targets, params: Params) -> Iterator[Proposal]:
@@ -69,7 +70,7 @@ def _serve(state: State, room: Room, source: InstanceView, targets: Targets, par
         places = Packing(room, targets, source, params.keep).place(view)
         if places:
             yield _proposal(view, source, places, f"{_lack(room, source)}; {view.request}, which waits, has room there")
-        elif place == 0 and room.blocks_after(source) < 0:
+        elif place == 0 and room.blocks_free_after(source) < 0:
             yield from _make_room(state, room, source, targets, params)
 
 
@@ -87,9 +88,10 @@ def _make_room(state: State, room: Room, source: InstanceView, targets: Targets,
 
 def _plan(state: State, room: Room, source: InstanceView, targets: Targets, params: Params) -> Plan:
     """The moves that let the head of the line in, or none if they cannot be found or cost too much."""
-    left = sorted((view.blocks, view.request) for view in running(state, source)[:RUNNING_MAX] if room.may_leave(view))
+    others = [view for view in running(state, source) if not view.is_high][:RUNNING_MAX]
+    left = sorted((view.blocks, view.request) for view in others if room.may_leave(view))
     packing = Packing(room, targets, source, params.keep)
-    lacking, copied, plan = -room.blocks_after(source), 0, Plan()
+    lacking, copied, plan = -room.blocks_free_after(source), 0, Plan()
     moves_max = min(room.moves_left, room.moves_free(source.owner.instance))
     while lacking > 0:
         found = _next(state, packing, left, lacking) if len(plan) < moves_max else None
@@ -116,7 +118,7 @@ def _next(
 
 
 def _lack(room: Room, source: InstanceView) -> str:
-    lacking = -room.blocks_after(source)
+    lacking = -room.blocks_free_after(source)
     lacks = f"lacks {lacking} of {source.load.blocks_head} blocks" if lacking > 0 else "finds no slot"
     return f"the head of {source.load.waiting} in line on {source.owner.instance} {lacks}"
 

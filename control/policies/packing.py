@@ -69,7 +69,8 @@ class Packing:
         room, name = self._room, target.owner.instance
         planned, requests = self._blocks.get(name, 0), self._requests.get(name, 0)
         fits = room.blocks_left(target) - planned >= blocks and room.slots_left(target) - requests >= 1
-        if not fits or not room.may_host(view, target) or not room.may_pair(self._source, target):
+        is_astray = target.role == "prefill" and not view.is_waiting
+        if is_astray or not fits or not room.may_host(view, target) or not room.may_pair(self._source, target):
             return None
         batch = room.batch_after(target) + requests + 1
         freeness = freeness_of(room.blocks_after(target) - planned - blocks, batch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from midstream.control.policies.freeness_math import batch_size, blocks_unclaimed, freeness_of
+from midstream.control.policies.freeness_math import batch_size, blocks_kept, blocks_unclaimed, freeness_of
 from midstream.control.state import InstanceView, RequestView, State
 from midstream.migration.plan import PlanLimits, blocks_for
 
@@ -119,6 +119,10 @@ class Room:
         return max(0, view.load.running - account.running_out + account.requests_in)
 
     def blocks_after(self, view: InstanceView, leaving: RequestView | None = None) -> int:
+        """As `blocks_free_after`, less what is kept free for high-priority requests: what virtual usage leaves."""
+        return self.blocks_free_after(view, leaving) - blocks_kept(self._state, view)
+
+    def blocks_free_after(self, view: InstanceView, leaving: RequestView | None = None) -> int:
         """Unclaimed blocks once every move without an outcome has ended well, and `leaving` has left too.
 
         A line that leaves as a whole takes the claim of its head along; else the next in line is assumed to claim as

@@ -14,9 +14,9 @@ FITTING_MAX: Final = 8
 
 
 def ranked(state: State, room: Room, source: InstanceView) -> list[InstanceView]:
-    """Instances that may take something from `source`, freest first."""
+    """Instances that may take something from `source`, freest first, and those for prompts after all others."""
     fit = [view for view in state.instances.values() if room.may_pair(source, view)]
-    return sorted(fit, key=lambda view: (-room.freeness(view), view.owner.instance))
+    return sorted(fit, key=lambda view: (view.role == "prefill", -room.freeness(view), view.owner.instance))
 
 
 def best(
@@ -25,6 +25,8 @@ def best(
     """The targets with room for the request and their freeness with it there, best first; empty if none has."""
     fitting: list[tuple[float, str]] = []
     for target in targets:
+        if target.role == "prefill" and fitting:
+            break
         name = target.owner.instance
         blocks = blocks_needed(view, target.fingerprint.block_tokens)
         if room.is_at_limit(name) or not room.fits(target, blocks):

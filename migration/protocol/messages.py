@@ -41,6 +41,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What instances must have registered as their model; empty: any."""
     session: str = ""
     """What the client says belongs together: only a hint where it runs well."""
+    tenant: str = ""
+    """Who asks: the name of its key. The gateway shares out what there is by it; engines do not look at it."""
 
 
 class RunState(msgspec.Struct, frozen=True, kw_only=True):

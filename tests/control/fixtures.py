@@ -89,12 +89,18 @@ class Story:
         incarnation: int = 1,
         blocks: int = 1000,
         slots: int = 64,
+        role: str = "mixed",
         fingerprint: Fingerprint = fingerprint(),  # noqa: B008 - frozen
     ) -> Owner:
         """A new incarnation registers."""
         me = Owner(name, incarnation)
         event = InstanceRegistered(
-            owner=me, address=f"mem:{name}", fingerprint=fingerprint, blocks_total=blocks, slots_max=slots
+            owner=me,
+            address=f"mem:{name}",
+            fingerprint=fingerprint,
+            blocks_total=blocks,
+            slots_max=slots,
+            role=role,
         )
         self.say(f"llumlet/{name}", event, incarnation)
         return me

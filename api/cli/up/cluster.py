@@ -19,7 +19,7 @@ from midstream.api.cli.up.supervisor import Supervisor
 from midstream.api.http_server import bind
 from midstream.api.keys import create_key
 from midstream.api.settings import SECRET_FILE, Settings, child_environment
-from midstream.control.errors import BadInput
+from midstream.control.errors import BadInput, MidstreamError, ScalerFailed
 
 INSTANCES_MAX = 64
 LOG_DIR = "logs"
@@ -46,6 +46,7 @@ class LocalCluster:
     def __init__(self, settings: Settings, plan: ClusterPlan, say: Callable[[str], None]) -> None:
         self._plan = plan
         self._supervisor = Supervisor(say, self._publish)
+        self._scaler = contextlib.AsyncExitStack()
         self._admin_key, key = create_key("up", ("admin",))
         self._data_dir = settings.data_dir.absolute()
         self._admin_keys = ",".join(filter(None, (settings.api_keys, key.line())))
@@ -91,10 +92,35 @@ class LocalCluster:
             await self._supervisor.start([self._gateway])
         else:
             await self._supervisor.start(keepers, llumlets, [self._gateway, self._admin])
+        if self._settings.autoscale is not None:
+            from midstream.api.processes import scaling
+
+            await self._scaler.enter_async_context(scaling(self._settings, self))
 
     async def stop(self) -> None:
         """End everything in order: faces and instances first, then who keeps the log, then the log."""
+        await self._scaler.aclose()
         await self._supervisor.stop()
+
+    async def add(self, instance: str, scaling: str) -> None:
+        """See `control.ports.Scaler`: a local process more."""
+        if self._part(instance) is not None:
+            return
+        if sum(part.kind == "llumlet" for part in self._supervisor.parts) >= INSTANCES_MAX:
+            raise ScalerFailed(f"a local cluster has {INSTANCES_MAX} instances at most")
+        try:
+            await self._supervisor.add(self._service("llumlet", instance, **self._sizes(None)))
+        except MidstreamError as error:
+            raise ScalerFailed(str(error)) from None
+
+    async def remove(self, instance: str, scaling: str) -> None:
+        """See `control.ports.Scaler`: a local process less."""
+        part = self._part(instance)
+        if part is not None:
+            await self._supervisor.remove(part)
+
+    def _part(self, instance: str) -> Part | None:
+        return next((p for p in self._supervisor.parts if (p.kind, p.name) == ("llumlet", instance)), None)
 
     def kill(self) -> None:
         """End everything now."""
@@ -117,10 +143,13 @@ class LocalCluster:
         return self._process(kind, name, lambda _: [], **changes)
 
     def _llumlet(self, index: int, blocks: int | None) -> ServiceProcess:
+        return self._service("llumlet", f"i{index}", **self._sizes(blocks))
+
+    def _sizes(self, blocks: int | None) -> dict[str, object]:
         changes: dict[str, object] = {} if blocks is None else {f"{self._settings.engine}_blocks": blocks}
         if self._settings.engine == "vllm" and self._settings.vllm_cpu_threads is None:
             changes["vllm_cpu_threads"] = max(1, (os.cpu_count() or 1) // len(self._plan.sizes))
-        return self._service("llumlet", f"i{index}", **changes)
+        return changes
 
     def _listener(self, kind: str, host: str, port: int, **changes: object) -> ServiceProcess:
         """A face keeps its address over restarts, also when the first start took a free port."""

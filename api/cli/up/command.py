@@ -12,6 +12,7 @@ from midstream.api.cli.output import Output, OutputOption, column, line, say, sh
 if TYPE_CHECKING:
     from midstream.api.cli.up.cluster import LocalCluster
     from midstream.api.cli.up.state import UpState
+    from midstream.api.settings import Settings
 
 DEFAULT_INSTANCES = {"sim": 4, "vllm": 2}
 
@@ -31,6 +32,9 @@ def up(
     controllers: Annotated[int, typer.Option(min=1, max=8, help="How many controllers.")] = 1,
     gateway_port: Annotated[int | None, typer.Option(help="Port of the OpenAI API; 0 takes a free one.")] = None,
     admin_port: Annotated[int | None, typer.Option(help="Port of the admin API; 0 takes a free one.")] = None,
+    autoscale: Annotated[
+        str | None, typer.Option(help="Instances at least and at most, like 1:4; the cluster grows and shrinks.")
+    ] = None,
     time_scale: Annotated[float | None, typer.Option(help="Factor on simulated step times.")] = None,
     output: OutputOption = Output.table,
 ) -> None:
@@ -44,12 +48,19 @@ def up(
     from midstream.api.cli.up.until import until_signal
 
     settings = globals_of(context).settings(
-        engine=engine, gateway_port=gateway_port, admin_port=admin_port, sim_time_scale=time_scale
+        engine=engine, gateway_port=gateway_port, admin_port=admin_port, sim_time_scale=time_scale, autoscale=autoscale
     )
-    count = DEFAULT_INSTANCES[settings.engine] if instances is None else instances
+    count = _count(settings) if instances is None else instances
     plan = ClusterPlan(sizes=parse_sizes(sizes) or (None,) * count, controllers=controllers)
     cluster = local_cluster(settings, plan, say)
     raise typer.Exit(asyncio.run(until_signal(cluster, lambda running: _announce(running, output))))
+
+
+def _count(settings: Settings) -> int:
+    """How many instances there are at first."""
+    if settings.autoscale is not None:
+        return int(settings.autoscale.partition(":")[0])
+    return DEFAULT_INSTANCES[settings.engine]
 
 
 def parse_sizes(text: str | None) -> tuple[int, ...]:

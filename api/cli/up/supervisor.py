@@ -25,7 +25,7 @@ class Supervisor:
         self._say = say
         self._changed = changed
         self._stages: list[list[Part]] = []
-        self._keepers: list[asyncio.Task[None]] = []
+        self._keepers: dict[str, asyncio.Task[None]] = {}
         self.restarts: dict[str, int] = {}
 
     @property
@@ -41,14 +41,35 @@ class Supervisor:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        self._keepers += [asyncio.create_task(self._keep(part), name=part.name) for part in parts]
+        self._keepers |= {part.name: asyncio.create_task(self._keep(part), name=part.name) for part in parts}
+        self._changed()
+
+    async def add(self, part: Part) -> None:
+        """Start one more part and keep it alive; a stage of its own. Raises `MidstreamError` with nothing left."""
+        self._stages.append([part])
+        try:
+            await part.start()
+        except BaseException:
+            self._stages.remove([part])
+            raise
+        self._keepers[part.name] = asyncio.create_task(self._keep(part), name=part.name)
+        self._changed()
+
+    async def remove(self, part: Part) -> None:
+        """Stop one part for good."""
+        keeper = self._keepers.pop(part.name, None)
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+        await part.stop()
+        self._stages = [[other for other in stage if other is not part] for stage in self._stages]
         self._changed()
 
     async def stop(self) -> None:
         """Stop everything, last stage first."""
-        for keeper in self._keepers:
+        for keeper in self._keepers.values():
             keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*self._keepers.values(), return_exceptions=True)
         self._keepers.clear()
         for stage in reversed(self._stages):
             await asyncio.gather(*(part.stop() for part in stage))

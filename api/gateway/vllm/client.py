@@ -9,16 +9,19 @@ from functools import partial
 from typing import Any, Final, NoReturn, Protocol
 
 import structlog
+from msgspec.structs import replace
 from vllm.tasks import SupportedTask
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.metrics.stats import SchedulerStats
 
+from midstream.api.auth import caller_now
 from midstream.api.gateway.port import Stream, TextGateway
 from midstream.api.gateway.vllm.errors import error_of, error_of_refusal
 from midstream.api.gateway.vllm.outputs import output_of
 from midstream.api.gateway.vllm.specs import spec_of
 from midstream.control.errors import Refused
+from midstream.migration.protocol.messages import RequestSpec
 
 TASKS: Final[tuple[SupportedTask, ...]] = ("generate",)
 
@@ -28,8 +31,8 @@ logger = structlog.get_logger(__name__)
 class CheckedGateway(TextGateway, Protocol):
     """A gateway's core that can say beforehand whether it takes requests."""
 
-    def check(self, model: str | None = None) -> None:
-        """Raises `Refused` as `admit` would for any request for the model now."""
+    def check(self, model: str | None = None, tenant: str = "") -> None:
+        """Raises `Refused` as `admit` would for any request of the tenant for the model now."""
         ...
 
 
@@ -76,15 +79,16 @@ class GatewayClient(EngineCoreClient):
         self._news = asyncio.Event()
 
     def check(self) -> None:
-        """Raises `Refused` if the gateway would admit no request for this model now."""
-        self._gateway.check(self._model)
+        """Raises `Refused` if the gateway would admit no request of this caller for this model now."""
+        caller = caller_now.get()
+        self._gateway.check(self._model, "" if caller is None else caller.name)
 
     # --- requests ----------------------------------------------------------------------------
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         """Admit it. Raises vLLM's own errors for a refusal, after which vLLM knows nothing of the request."""
         try:
-            spec = spec_of(request, self._model)
+            spec = _of_caller(spec_of(request, self._model))
             stream = self._gateway.admit(spec)
         except Refused as refused:
             self.frontend.forget(request.request_id)
@@ -174,6 +178,14 @@ class GatewayClient(EngineCoreClient):
     def shutdown(self, timeout: float | None = None) -> None:
         """End what still runs. The gateway itself is not the client's to stop."""
         self.cancel(list(self._running), "shutdown")
+
+
+def _of_caller(spec: RequestSpec) -> RequestSpec:
+    """The front let the request in; what its caller's key means for it vLLM's application does not pass on."""
+    caller = caller_now.get()
+    if caller is None:
+        return spec
+    return replace(spec, tenant=caller.name, priority=max(spec.priority, caller.priority_min))
 
 
 def _no(name: str) -> Any:

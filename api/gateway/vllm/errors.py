@@ -26,6 +26,7 @@ STATUS: Final[Mapping[str, HTTPStatus]] = {
     "no_capacity": HTTPStatus.SERVICE_UNAVAILABLE,
     "overloaded": HTTPStatus.TOO_MANY_REQUESTS,
     "shutdown": HTTPStatus.SERVICE_UNAVAILABLE,
+    "tenant_queue_full": HTTPStatus.TOO_MANY_REQUESTS,
 }
 """HTTP status by code of the gateway's refusals and errors; everything else is a 500."""
 

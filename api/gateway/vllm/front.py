@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from midstream.api.auth import Keyring
+from midstream.api.auth import Keyring, caller_now
 from midstream.api.closing import Closing
 from midstream.api.gateway.vllm.errors import RETRY_AFTER_S, problem_response
 from midstream.api.gateway.vllm.metrics import FrontMetrics, Together
@@ -71,6 +71,7 @@ class Peek(msgspec.Struct, frozen=True, kw_only=True):
 
     model: Any = None
     n: Any = None
+    priority: Any = None
     request_id: Any = None
     prompt: Any = None
     kv_transfer_params: Any = None
@@ -128,6 +129,9 @@ class Front:
         if call.scope["method"] == "POST":
             body = await read_body(headers, receive, self._limits.body_bytes_max)
             peek = check_body(body)
+            caller = caller_now.get()
+            if caller is not None and isinstance(peek.priority, int):
+                caller.priority(peek.priority)
             model = self._models.get(peek.model, model) if isinstance(peek.model, str) else model
             receive = Replay(body, receive)
         await call.run(model.app, receive)
@@ -148,7 +152,7 @@ class Front:
         scope = PATHS.get(path, "generate")
         if scope is None:
             return
-        self._keyring.authorize(bearer_of(headers), scope)
+        caller_now.set(self._keyring.authorize(bearer_of(headers), scope))
         for name in headers:
             if name.startswith(INTERNAL_HEADERS):
                 raise Problem(400, "forbidden_header", f"the header {name} is not for clients")

@@ -71,7 +71,7 @@ class GatewayLLM(AsyncLLM):
         try:
             self.engine_core.check()
         except Refused as refused:
-            if refused.code != "overloaded":
+            if refused.code not in ("overloaded", "tenant_queue_full"):
                 raise EngineDeadError from refused
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:

@@ -12,7 +12,7 @@ from midstream.api.gateway.port import Chunk
 from midstream.api.gateway.text import encode_logprobs
 from midstream.api.keys import Key, hash_key
 from midstream.control.errors import Refused
-from tests.api.gateway.scripted import TOKENIZER, ScriptedGateway, plays, says, serving, words
+from tests.api.gateway.scripted import TOKENIZER, ScriptedGateway, client_of, plays, says, serving, words
 
 CHAT = [{"role": "user", "content": "Where is my tea?"}]
 
@@ -213,3 +213,39 @@ async def test_keys_and_scopes() -> None:
             await client.with_options(api_key="wrong").completions.create(model="sim", prompt="x")
         with pytest.raises(openai.PermissionDeniedError):
             await client.with_options(api_key="read" * 8).models.list()
+
+
+async def test_a_key_names_its_tenant_and_may_be_limited_to_a_class() -> None:
+    keys = tuple(
+        Key(name=name, sha256=hash_key(name * 8), scopes=("generate", *limits))
+        for name, limits in (("free", ()), ("usual", ("class-normal",)), ("batch", ("class-low",)))
+    )
+    gateway = ScriptedGateway()
+    cases = [
+        ("free", None, 0),
+        ("free", -5, -5),
+        ("usual", None, 0),
+        ("usual", 3, 3),
+        ("batch", None, 1),
+        ("batch", 7, 7),
+    ]
+    async with sdk(gateway, key="free" * 8, keys=keys) as client:
+        for name, asked, given in cases:
+            extra = {} if asked is None else {"priority": asked}
+            own = client.with_options(api_key=name * 8)
+            assert (await own.completions.create(model="sim", prompt="x", extra_body=extra)).choices
+            seen = gateway.streams[-1].spec
+            assert (seen.tenant, seen.priority) == (name, given)
+        for name, asked in (("usual", -1), ("batch", 0)):
+            with pytest.raises(openai.PermissionDeniedError, match="may ask for priority"):
+                await client.with_options(api_key=name * 8).completions.create(
+                    model="sim", prompt="x", extra_body={"priority": asked}
+                )
+
+
+async def test_a_full_queue_of_a_tenant_is_a_429_that_says_when_to_come_back() -> None:
+    gateway = ScriptedGateway(refusals=[Refused("tenant_queue_full", "5 requests of x are waiting")])
+    async with client_of(gateway) as client:
+        answer = await client.post("/v1/completions", json={"model": "sim", "prompt": "x"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert answer.json()["error"]["code"] == "tenant_queue_full"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from midstream.control import policies
@@ -12,11 +14,15 @@ from midstream.control.state import PolicyChoice, PolicySettings
 def test_every_policy_named_in_the_tables_exists_under_its_name() -> None:
     assert [policies.dispatch_policy(name).name for name in policies.DISPATCH] == list(policies.DISPATCH)
     assert [policies.move_policy(name).name for name in policies.MOVES] == list(policies.MOVES)
+    assert [policies.scale_policy(name).name for name in policies.SCALE] == list(policies.SCALE)
 
 
-@pytest.mark.parametrize("known", [policies.DISPATCH, policies.MOVES], ids=["dispatch", "moves"])
-def test_an_unknown_name_is_told_the_known_ones(known: dict[str, str]) -> None:
-    load = policies.dispatch_policy if known is policies.DISPATCH else policies.move_policy
+@pytest.mark.parametrize(("load", "known"), [
+    (policies.dispatch_policy, policies.DISPATCH),
+    (policies.move_policy, policies.MOVES),
+    (policies.scale_policy, policies.SCALE),
+], ids=["dispatch", "moves", "scale"])  # fmt: skip
+def test_an_unknown_name_is_told_the_known_ones(load: Callable[[str], object], known: dict[str, str]) -> None:
     with pytest.raises(UnknownThing, match=f"'magic'; known: {', '.join(sorted(known))}"):
         load("magic")
 

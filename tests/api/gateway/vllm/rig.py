@@ -39,7 +39,7 @@ class CheckedScriptedGateway(ScriptedGateway):
         self._script = script
         self._refusals = list(refusals)
 
-    def check(self, model: str | None = None) -> None:
+    def check(self, model: str | None = None, tenant: str = "") -> None:
         if self.closed is not None:
             raise self.closed
 

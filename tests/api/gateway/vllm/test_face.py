@@ -11,9 +11,22 @@ import pytest
 
 from midstream.api.gateway.port import Chunk
 from midstream.api.gateway.vllm.face import VllmFace
+from midstream.api.keys import Key, hash_key
+from midstream.control.errors import Refused
 from midstream.migration.protocol.messages import RequestSpec
 from tests.api.gateway.scripted import plays
-from tests.api.gateway.vllm.rig import CHAT, NAME, CheckedScriptedGateway, ids_of, payload, row, says, until
+from tests.api.gateway.vllm.rig import (
+    CHAT,
+    NAME,
+    CheckedScriptedGateway,
+    ids_of,
+    payload,
+    row,
+    says,
+    sdk,
+    serving,
+    until,
+)
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -206,3 +219,21 @@ async def test_P21_the_numbers_of_running_requests_fall_to_zero(
     assert (before["vllm:num_requests_running"], during["vllm:num_requests_running"]) == (0, 1)
     assert (after["vllm:num_requests_running"], after["vllm:num_requests_waiting{"]) == (0, 0)
     assert after["vllm:generation_tokens_total"] - before["vllm:generation_tokens_total"] == 2
+
+
+async def test_the_callers_key_is_its_tenant_and_bounds_its_class_through_vllms_application() -> None:
+    gateway = CheckedScriptedGateway()
+    keys = (Key(name="batch", sha256=hash_key("batch"), scopes=("generate", "class-low")),)
+    async with serving(gateway, keys=keys) as face, sdk(face, "batch") as client:
+        await client.completions.create(model=NAME, prompt="Tea", max_tokens=3)
+        stream = await client.completions.create(
+            model=NAME, prompt="Tea", max_tokens=3, stream=True, extra_body={"priority": 9}
+        )
+        assert [chunk async for chunk in stream]
+        with pytest.raises(openai.PermissionDeniedError):
+            await client.completions.create(model=NAME, prompt="Tea", max_tokens=3, extra_body={"priority": -1})
+        gateway.closed = Refused("tenant_queue_full", "5 requests of batch are waiting")
+        with pytest.raises(openai.RateLimitError) as refused:
+            await client.completions.create(model=NAME, prompt="Tea", max_tokens=3, stream=True)
+    assert [(one.spec.tenant, one.spec.priority) for one in gateway.streams] == [("batch", 1), ("batch", 9)]
+    assert refused.value.response.headers["retry-after"] == "1"

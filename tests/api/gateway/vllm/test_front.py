@@ -99,6 +99,17 @@ async def test_keys_and_their_scopes() -> None:
     assert shown == {None: (401, 401), "wrong": (401, 401), "read": (403, 200), "generate": (200, 403)}
 
 
+async def test_a_key_that_is_limited_to_a_class_may_not_ask_for_a_better_one() -> None:
+    keys = (Key(name="batch", sha256=hash_key("batch"), scopes=("generate", "class-low")),)
+    headers = {"Authorization": "Bearer batch"}
+    async with asking(keys=keys) as http:
+        answers = [
+            await http.post("/v1/x", json=body, headers=headers) for body in ({}, {"priority": 2}, {"priority": 0})
+        ]
+    assert [answer.status_code for answer in answers] == [200, 200, 403]
+    assert answers[2].json()["error"]["type"]
+
+
 async def test_P28_bodies_and_open_requests_are_bounded() -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(2):

@@ -1,0 +1,116 @@
+"""Requests that wait at the gateway while every instance is saturated, and whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from midstream.api.gateway.live import Live
+from midstream.control.errors import Refused
+from midstream.control.events import WaitingReported
+from midstream.control.policies.shares import FairShares
+
+if TYPE_CHECKING:
+    from midstream.api.gateway.gateway import Gateway
+
+PUMP_S: Final = 0.01
+"""After a sign of room, so long until waiting requests are tried: signs come in bunches."""
+REPORT_S: Final = 1.0
+BLIND_S: Final = 3.0
+"""Without any load report for so long the fold says nothing about room: then nothing waits here (P20)."""
+
+
+class Admission:
+    """One queue of fair shares for each model. Who is dispatched at once never waits behind nobody."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._shares: dict[str, FairShares] = {}
+        self._charged: dict[str, int] = {}
+        """What a dispatched request was charged, until it ends."""
+        self._reported: tuple[int, int] = (0, 0)
+        self._reported_at = float("-inf")
+        self._heard_at = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return sum(len(shares) for shares in self._shares.values())
+
+    @property
+    def is_blind(self) -> bool:
+        """Is the log away, so that nobody knows who has room."""
+        return self._gateway.now - self._heard_at > BLIND_S
+
+    def must_wait(self, live: Live) -> bool:
+        """Is it somebody else's turn. A request of the high class never waits here."""
+        return bool(self._shares.get(live.spec.model)) and not live.is_high
+
+    def check(self, model: str, tenant: str) -> None:
+        """Raises `Refused` if the tenant has too many waiting."""
+        shares = self._shares.get(model)
+        if shares is not None and shares.is_full(tenant):
+            limit = self._gateway.settings.tenant_waiting_max
+            raise Refused("tenant_queue_full", f"{limit} requests of {tenant or 'this gateway'} are waiting")
+
+    def put(self, live: Live) -> None:
+        """Let it wait. Raises `Refused` if its tenant has too many waiting."""
+        s, spec = self._gateway.settings, live.spec
+        self.check(spec.model, spec.tenant)
+        if spec.model not in self._shares:
+            self._shares[spec.model] = FairShares(quantum=s.tenant_quantum, waiting_max=s.tenant_waiting_max)
+        cost = len(spec.prompt) + spec.sampling.max_tokens
+        self._shares[spec.model].add(spec.tenant, live.request, priority=spec.priority, cost=cost)
+        self.room()
+
+    def ended(self, live: Live) -> None:
+        """A request is over, waiting or not: it waits no more, and its tenant gets back what it did not use."""
+        shares = self._shares.get(live.spec.model)
+        charged = self._charged.pop(live.request, None)
+        if shares is not None:
+            shares.remove(live.request)
+            if charged is not None:
+                shares.refund(live.spec.tenant, charged - len(live.spec.prompt) - len(live.ids))
+            self.room()
+
+    def keep(self, live: Live) -> None:
+        """It waits for room as long as there is an instance at all, and for one as long as any other request would."""
+        gateway = self._gateway
+        if gateway.dispatcher.has_any(live):
+            live.sent_at = gateway.now
+            self.room()
+        elif gateway.now - live.sent_at >= gateway.settings.seek_ms / 1e3:
+            gateway.fail(live, "no_capacity", "no instance takes requests any more")
+
+    def reported(self) -> None:
+        """A load report was folded."""
+        self._heard_at = self._gateway.now
+        self.room()
+
+    def room(self) -> None:
+        """There may be room: try soon."""
+        if self._timer is None and (self.waiting or any(self._reported)):
+            self._timer = asyncio.get_running_loop().call_later(PUMP_S, self.pump)
+
+    def pump(self) -> None:
+        """Dispatch in turn until the next in turn finds no room."""
+        self._timer = None
+        for shares in self._shares.values():
+            while (request := shares.next()) is not None:
+                live = self._gateway.live[request]
+                choice = self._gateway.dispatcher.choose_open(live)
+                if choice is None:
+                    break
+                self._charged[request] = shares.take(request)
+                self._gateway.dispatcher.dispatch(live, choice, "new")
+        self.report()
+
+    def report(self) -> None:
+        """Say how much waits, if that changed and was not said a moment ago."""
+        gateway = self._gateway
+        size = (self.waiting, sum(shares.tokens for shares in self._shares.values()))
+        if size == self._reported or (gateway.now - self._reported_at < REPORT_S and all(size)):
+            return
+        self._reported, self._reported_at = size, gateway.now
+        gateway.recorder.record(WaitingReported(gateway=gateway.name, requests=size[0], tokens=size[1]))

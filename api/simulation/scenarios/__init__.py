@@ -1,0 +1,1 @@
+"""Clusters under load that show one capability each: classes, tenants, scaling, roles."""

@@ -1,0 +1,46 @@
+"""A local cluster grows under load and shrinks after it, with real processes; its clients cannot tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from midstream.control.events import InstanceDrained, InstanceStopped, ScaleDecided
+from midstream.control.replay import verify
+from tests.e2e.helpers import running, until
+
+SCALING = {
+    "out_after_ms": 500, "in_after_ms": 4_000, "boot_ms": 2_000, "trend_ms": 3_000, "high": 40.0, "step_max": 1,
+}  # fmt: skip
+CLIENTS = 8
+TOKENS = 2_000
+
+pytestmark = pytest.mark.timeout(240)
+
+
+async def test_P16_instances_come_when_they_are_needed_and_go_when_they_are_empty(tmp_path: Path) -> None:
+    settings = {
+        "autoscale": "1:2",
+        "sim_blocks": 600,
+        "move_policies": "drain,balance",
+        "policy_params": {"scale_freeness": SCALING},
+    }
+    async with running(tmp_path, (600,), **settings) as rig:
+        clients = [rig.stream(TOKENS, prompt_tokens=100) for _ in range(CLIENTS)]
+        await until(lambda: len(rig.llumlets) == 2)
+        (fresh,) = set(rig.llumlets) - {"i0"}
+        for client in clients:
+            await client.end()
+            client.assert_undisturbed()
+        await until(lambda: len(rig.llumlets) == 1)
+        await rig.idle()
+        entries = await rig.facts()
+        (stayed,) = rig.llumlets
+    decisions = [e.fact.event for e in entries if isinstance(e.fact.event, ScaleDecided)]
+    assert [event.action for event in decisions] == ["add", "remove"]
+    assert decisions[0].instance == fresh
+    assert decisions[1].instance != stayed
+    gone = [type(e.fact.event) for e in entries if isinstance(e.fact.event, InstanceDrained | InstanceStopped)]
+    assert gone[:2] == [InstanceDrained, InstanceStopped], "it was empty before it was ended"
+    assert verify(entries).is_equal

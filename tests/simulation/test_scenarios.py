@@ -1,0 +1,61 @@
+"""Classes, tenants, scaling and roles at small scale: what the benchmark measures, with wide bounds."""
+
+from __future__ import annotations
+
+from midstream.api.bench.report import rank
+from midstream.api.simulation.run import quiet
+from midstream.api.simulation.scenarios import priorities, roles, scaling, tenants
+from midstream.api.simulation.scenarios.play import Played, first_ms, killed
+from midstream.control.events import ScaleDecided
+from midstream.control.replay import verify
+
+quiet()
+
+
+def assert_replays(run: Played) -> None:
+    """P17: what was decided follows from the log alone."""
+    report = verify(run.entries)
+    assert report.decisions > 0
+    assert report.first_difference is None
+
+
+def test_P16_the_high_class_hardly_notices_a_full_cluster_and_nobody_is_killed() -> None:
+    run = priorities.run_arms(1, rate_s=11.0, seconds=12)
+    found = priorities.figures([run])
+    assert found["killed"] == 0
+    high = first_ms(one for one in run["classes"].seen if one.client.tenant == "high")
+    low = first_ms(one for one in run["classes"].seen if one.client.tenant == "low")
+    idle = first_ms(run["idle"].seen)
+    assert (rank(high, 0.5) or 0) < 1.5 * (rank(idle, 0.5) or 0)
+    assert max(high) < 0.5 * max(low), "it is the low class that waits"
+    assert_replays(run["classes"])
+
+
+def test_one_tenant_that_floods_does_not_starve_the_others() -> None:
+    run = tenants.run_arms(0, rate_s=2.5, seconds=12)
+    found = tenants.figures([run], seconds=12)
+    assert found["killed"] == 0
+    assert (found["jain_shares"] or 0) > 1.5 * (found["jain_fifo"] or 1)
+    assert (found["others_first_p99_ms_shares"] or 0) < (found["others_first_p99_ms_fifo"] or 0)
+
+
+def test_P16_P23_a_cluster_grows_and_shrinks_with_its_day_and_loses_nobody() -> None:
+    day = scaling.clients(1, peak_s=4.0, trough=0.1, seconds=200)
+    run = scaling.run_scaled(1, day, instances_max=3)
+    made = [action for _, action, _ in scaling.decisions(run.entries)]
+    assert (made[0], made[-1]) == ("add", "remove")
+    assert scaling.flaps(run.entries) == 0
+    assert killed(run.seen) == 0
+    fixed_ms = 3 * (run.entries[-1].fact.at_ms - run.entries[0].fact.at_ms)
+    assert scaling.instance_hours(run.entries) < 0.8 * fixed_ms / scaling.HOUR_MS
+    assert any(isinstance(entry.fact.event, ScaleDecided) for entry in run.entries)
+    assert_replays(run)
+
+
+def test_P03_prompts_are_handed_over_within_two_ticks_and_a_move() -> None:
+    run = roles.run_arms(0, rate_s=4.0, seconds=6)
+    found = roles.figures([run])
+    assert found["killed"] == 0
+    assert found["hand_overs"] > 0.8 * len(run["roles"].seen)
+    assert (found["hand_over_max_ms"] or 0) < 1_000
+    assert_replays(run["roles"])
