@@ -127,7 +127,7 @@ class Storm:
             endless = [(index % BLOCKS, source.block(index % BLOCKS)) for index in range(20_000)]
             send = asyncio.create_task(channel.send(endless))
             await asyncio.sleep(self.rng.random() * 0.05)
-            process.send_signal(self.rng.choice((signal.SIGKILL, signal.SIGSTOP)))
+            os.kill(process.pid, self.rng.choice((signal.SIGKILL, signal.SIGSTOP)))
             await asyncio.wait({send})
             assert isinstance(send.exception(), TransferFailed)
             await channel.close()
@@ -162,7 +162,7 @@ async def peer(backend: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, 
     try:
         yield process, (await process.stdout.readline()).decode().strip()
     finally:
-        if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):  # it is dead and has not been waited for
             os.kill(process.pid, signal.SIGKILL)
         await process.wait()
 
