@@ -91,7 +91,7 @@ class Dispatcher:
             policy=gateway.follower.state.policies.dispatch.name,
             scores=choice.scores[:CANDIDATES_MAX],
             reason=choice.reason,
-            waited_ms=(gateway.now - live.gaps.admitted_at) * 1e3 if live.ledger.phase == "new" else 0.0,
+            waited_ms=float(round((gateway.now - live.gaps.admitted_at) * 1e3)) if live.ledger.phase == "new" else 0.0,
         )
         gateway.feed(live, Redispatch(owner))
 

@@ -119,7 +119,7 @@ def test_P16_64_running_requests_leave_a_draining_instance_within_2_s_at_25_gbit
     )
     engine = msgspec.structs.replace(ENGINE, blocks_total=8_192, slots_max=128)
     plan = msgspec.structs.replace(PLAN, instances=16, engine=engine, policies=policies, drain_at_s=3.0)
-    workload_rows = tuple(TraceRow(index / 1_024, 300, 400) for index in range(1_024))
+    workload_rows = tuple(TraceRow(index / 512, 300, 400) for index in range(1_024))  # no queues: spread evenly
     played, _, entries = play_and_keep(plan, workload_rows)
     asked_ms = played.began_ms + 3_000
     drained = [e.fact.at_ms for e in entries if isinstance(e.fact.event, InstanceDrained)]
