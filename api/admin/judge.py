@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 
 from midstream.api.problems import Problem
-from midstream.control.policies.room import Room, blocks_needed, pair_problem
+from midstream.control.policies.room import Room, blocks_needed, is_large_enough, pair_problem, too_small
 from midstream.control.state import InstanceView, RequestView, State
 
 
@@ -73,6 +73,8 @@ def _judge_room(state: State, room: Room, view: RequestView, source: InstanceVie
     others = [wanted] if wanted else [v for v in state.instances.values() if pair_problem(source, v) is None]
     if not others:
         raise Problem(409, "no_target", "no other instance could take it")
+    if wanted is not None and not is_large_enough(view, wanted):
+        raise Problem(409, *too_small(view, wanted))
     if not any(room.fits(other, blocks_needed(view, other.fingerprint.block_tokens)) for other in others):
         who = f"{wanted.owner.instance} has no" if wanted else "no other instance has"
         raise Problem(409, "target_full", f"{who} room for {view.request}")

@@ -19,7 +19,7 @@ from tests.e2e.helpers import FAST, Client, Rig, cli, running, until
 BAD_INPUT, FAILED = 2, 1
 SIZES = (400, 400, 8, 400)
 """Room for everything, draining, nearly none, dead."""
-HOME, DRAINING, FULL, DEAD = "i0", "i1", "i2", "i3"
+HOME, DRAINING, SMALL, DEAD = "i0", "i1", "i2", "i3"
 TIMERS = {"load_report_max_ms": 300, "suspect_after_ms": 700, "lost_after_ms": 1_500}
 """So that a silent instance is given up soon."""
 TOKENS = 3_000
@@ -93,7 +93,7 @@ ORDERS = [
     Bad(None, "i9", 404, "unknown_instance"),
     Bad(None, HOME, 409, "same_instance"),
     Bad(None, DRAINING, 409, "target_draining"),
-    Bad(None, FULL, 409, "target_full"),
+    Bad(None, SMALL, 409, "too_small"),
     Bad(None, DEAD, 409, "target_down"),
 ]
 
@@ -206,8 +206,8 @@ async def test_P18_a_drain_twice_is_one_drain(scene: Scene) -> None:
     done.assert_one_line(BAD_INPUT, "(unknown_instance)")
     done = await scene.rig.cli("instances", "undrain", HOME)
     done.assert_one_line(FAILED, "(not_draining)")
-    assert (await scene.rig.cli("instances", "drain", FULL)).code == 0
-    done = await scene.rig.cli("instances", "drain", FULL)
+    assert (await scene.rig.cli("instances", "drain", SMALL)).code == 0
+    done = await scene.rig.cli("instances", "drain", SMALL)
     done.assert_one_line(FAILED, "(already_draining)")
 
 

@@ -146,9 +146,9 @@ async def test_P05_a_copy_with_pauses_arrives_whole(sides: tuple[Side, Side], mo
     a, b = sides
     for number, tensor in enumerate(a.tensors):
         tensor[2], tensor[3], tensor[4] = 10 + number, 20 + number, 30 + number
-    await b.link.all(calls.Expect(handle="h", first=0, block_ids=(7, 5, 1)))
-    (done,) = await a.link.all(msgspec.structs.replace(send(b.link.addresses, "h", (2, 3, 4)), share=0.25))
+    await b.link.all(calls.Expect(transfer="rpc", handle="h", first=0, block_ids=(7, 5, 1)))
+    (done,) = await a.link.all(msgspec.structs.replace(send(b.link.addresses["rpc"], "h", (2, 3, 4)), share=0.25))
     assert done.copied_bytes == 3 * LAYERS * 4 * 8 * 2
-    await b.link.all(calls.Forget(handle="h", is_kept=True))
+    await b.link.all(calls.Forget(transfer="rpc", handle="h", is_kept=True))
     for number, tensor in enumerate(b.tensors):
         assert [int(tensor[place, 0, 0]) for place in (7, 5, 1)] == [10 + number, 20 + number, 30 + number]
