@@ -290,7 +290,7 @@ class VirtualLoop(BaseEventLoop):
         when = timers[0][0]
         if when > self.deadline_s:
             raise VirtualTimeout(f"seed {self.seed}: not done after {self.deadline_s} s; {self.describe()}")
-        self._now = now = max(self._now + RESOLUTION_S, when)
+        self._now = now = when if when > self._now else self._now + RESOLUTION_S
         self._spinning_since = self.callbacks
         while timers and timers[0][0] <= now:
             timer = heapq.heappop(timers)[2]
