@@ -10,6 +10,7 @@ import msgspec
 
 from midstream.api.cli.client import AdminClient
 from midstream.control.errors import MidstreamError
+from midstream.migration.plan import LIVE
 
 POLL_S = 0.05
 APPEARS_S = 10.0
@@ -23,6 +24,7 @@ class Seam(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     source: str
     target: str
+    mode: str
     rounds: int
     copied_bytes: int
     freeze_to_adopt_ms: float | None
@@ -36,19 +38,19 @@ def owner_of_only_request(admin: AdminClient) -> str:
     return str(_until(lambda: next(admin.items("/requests", limit=1), None))["owner"]["instance"])
 
 
-def move_only_request(admin: AdminClient) -> Seam:
+def move_only_request(admin: AdminClient, mode: str = LIVE) -> Seam:
     """Move the one live request to the other instance. Raises `MidstreamError` if that did not happen."""
     request = _until(lambda: next(admin.items("/requests", limit=1), None))
     source = request["owner"]["instance"]
     others = [one["instance"] for one in admin.items("/instances") if one["instance"] != source]
-    order = admin.post("/migrations", {"request": request["request"], "target": others[0]})
+    order = admin.post("/migrations", {"request": request["request"], "target": others[0], "mode": mode})
     done = admin.finished(order["operation"], ENDS_S)
     if done["status"] != "succeeded":
         raise MidstreamError(f"a move was given up: {done['detail']} ({done['code']})")
-    return _seam(admin, done["migration"], request["prompt_tokens"])
+    return _seam(admin, done["migration"], mode, request["prompt_tokens"])
 
 
-def _seam(admin: AdminClient, migration: str, prompt_tokens: int) -> Seam:
+def _seam(admin: AdminClient, migration: str, mode: str, prompt_tokens: int) -> Seam:
     """A committed move from its facts, once the archive has the last of them."""
     entries = _until(lambda: _whole_story(admin, migration))
     rounds = [entry["event"] for entry in entries if entry["kind"] == "RoundCopied"]
@@ -57,6 +59,7 @@ def _seam(admin: AdminClient, migration: str, prompt_tokens: int) -> Seam:
         index=facts["RequestFrozen"]["tokens"] - prompt_tokens,
         source=facts["MigrationStarted"]["source"]["instance"],
         target=facts["MigrationCommitted"]["owner"]["instance"],
+        mode=mode,
         rounds=len(rounds),
         copied_bytes=sum(one["copied_bytes"] for one in rounds),
         freeze_to_adopt_ms=facts["MigrationAdopted"]["freeze_to_adopt_ms"],

@@ -7,14 +7,15 @@ from typing import Final
 import msgspec
 
 from midstream.api.demo.vllm.chat import Ask
+from midstream.migration.plan import BLOCKING, LIVE
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt. Numbers of tokens say when something happens: at their arrival."""
 
     ask: Ask
-    moves_at: tuple[int, ...] = ()
-    """Moves are ordered."""
+    moves: tuple[tuple[int, str], ...] = ()
+    """When each move is ordered, and how it goes."""
     kill_at: int | None = None
     """The engine is killed, so that the other one must compute everything again."""
 
@@ -35,7 +36,7 @@ def _long_prompt() -> str:
 ACTS: Final = (
     Act(
         ask=Ask(title="story", prompt="Tell me a short story about a lighthouse keeper and a whale.", tokens=96),
-        moves_at=(30,),
+        moves=((30, LIVE),),
     ),
     Act(
         ask=Ask(
@@ -45,15 +46,15 @@ ACTS: Final = (
             temperature=0.9,
             seed=7,
         ),
-        moves_at=(30,),
+        moves=((30, LIVE),),
     ),
     Act(
         ask=Ask(title="three moves", prompt="Explain how a sailing ship works.", tokens=192),
-        moves_at=(30, 80, 130),
+        moves=((30, LIVE), (80, LIVE), (130, LIVE)),
     ),
     Act(
         ask=Ask(title="long prompt", prompt=_long_prompt(), tokens=80),
-        moves_at=(24,),
+        moves=((20, LIVE), (50, BLOCKING)),
     ),
     Act(
         ask=Ask(title="engine killed", prompt=_long_prompt(), tokens=60),

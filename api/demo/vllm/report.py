@@ -30,7 +30,7 @@ def _moves(verdict: Verdict) -> Table:
     for one in verdict.played:
         title = one.act.ask.title
         for seam in one.seams:
-            table.add_row(title, f"{seam.source} → {seam.target}", *_move(one, seam))
+            table.add_row(title, f"{seam.source} → {seam.target} {seam.mode}", *_move(one, seam))
         if one.killed_after is not None:
             table.add_row(title, "recomputed", *_replay(one, one.killed_after))
     return table

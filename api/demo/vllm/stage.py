@@ -47,8 +47,8 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
     def problems(self) -> list[str]:
         """Everything that a client could have noticed, and moves that did not happen."""
         found = []
-        if len(self.seams) < len(self.act.moves_at):
-            found.append(f"{len(self.seams)} of {len(self.act.moves_at)} moves: {'; '.join(self.refusals)}")
+        if len(self.seams) < len(self.act.moves):
+            found.append(f"{len(self.seams)} of {len(self.act.moves)} moves: {'; '.join(self.refusals)}")
         if self.act.kill_at is not None and self.killed_after is None:
             found.append("its engine was not killed")
         for answer in (self.undisturbed, self.moved):
@@ -103,7 +103,7 @@ class Stage:
 
 
 def _doing(act: Act) -> str:
-    return f"moved {len(act.moves_at)} x" if act.kill_at is None else "and its engine gets kill -9"
+    return f"moved {len(act.moves)} x" if act.kill_at is None else "and its engine gets kill -9"
 
 
 class Mover:
@@ -125,9 +125,9 @@ class Mover:
 
     async def work(self, act: Act) -> None:
         """Do all that the act wants. A move that is given up (the request stays) is ordered again."""
-        for at in act.moves_at:
+        for at, mode in act.moves:
             await self._arrival(at)
-            while not await self._move() and len(self.refusals) < REFUSALS_MAX:
+            while not await self._move(mode) and len(self.refusals) < REFUSALS_MAX:
                 await asyncio.sleep(POLL_S)
         if act.kill_at is not None:
             await self._arrival(act.kill_at)
@@ -136,9 +136,9 @@ class Mover:
             self.killed_after = self._arrived
             self.screen.mark(self._arrived, f"kill -9 {owner}")
 
-    async def _move(self) -> bool:
+    async def _move(self, mode: str) -> bool:
         try:
-            seam = await asyncio.to_thread(move_only_request, self._admin)
+            seam = await asyncio.to_thread(move_only_request, self._admin, mode)
         except MidstreamError as error:
             self.refusals.append(str(error))
             return False
