@@ -20,6 +20,7 @@ from midstream.api.bench.report import Measured, machine, rank
 from midstream.api.bench.transfer_memory import LAYOUTS, MIB, Layout, Paged
 from midstream.api.bench.transfer_raw import TcpSource
 from midstream.api.cli.output import say
+from midstream.control.errors import BadInput
 from midstream.migration.transfers.base import Transfer, Where
 from midstream.migration.transfers.registry import make_transfers
 
@@ -44,7 +45,11 @@ def measure(
     repeats: int = REPEATS,
     lag_bytes: int = LAG_BYTES,
 ) -> Measured:
-    """Everything; some minutes."""
+    """Everything; some minutes. Raises `BadInput`, `UnknownThing`."""
+    if unknown := [name for name in layouts if name not in LAYOUTS]:
+        raise BadInput(f"no layout {unknown[0]!r}; known: {', '.join(LAYOUTS)}")
+    if not (backends and layouts and sizes_mb and min(sizes_mb) >= 1):
+        raise BadInput("backends, layouts and sizes of 1 MB and more are needed, at least one of each")
     return asyncio.run(_measure(tuple(backends), tuple(sizes_mb), tuple(layouts), repeats, lag_bytes))
 
 

@@ -80,3 +80,20 @@ def test_the_founding_curves_are_there_for_orientation() -> None:
     curves = transfer.founding()
     assert set(curves) == {"rpc", "gloo", "nccl"}
     assert 1.0 < curves["rpc"][8.0] < 1.1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--sizes", "many"], "whole numbers"),
+        (["--sizes", ""], "at least one"),
+        (["--layouts", "round"], "no layout 'round'"),
+        (["--backends", "pigeon"], "no transfer is called 'pigeon'"),
+    ],
+)
+def test_P29_a_transfer_that_cannot_be_measured_is_one_line(
+    options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", "transfer", *options]) != 0
+    said = capsys.readouterr().err.splitlines()
+    assert told in said[-1]
