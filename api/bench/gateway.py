@@ -17,6 +17,7 @@ import psutil
 from midstream.api import event_loop
 from midstream.api.bench.plots import plot
 from midstream.api.bench.report import Measured, machine, rank, spread
+from midstream.api.bench.signals import ended_by_signal
 from midstream.api.bench.sse import Timed, play
 from midstream.api.bench.vllm_server import vllm_server
 from midstream.api.cli.output import say
@@ -112,19 +113,24 @@ def measure(plan: Plan, plots: Path | None = None) -> Measured:
 
 
 async def _measure(plan: Plan, folder: Path) -> tuple[Blocks, dict[str, float]]:
-    async with _both(plan, folder) as arms:
-        say("warming up ...")
-        for arm in arms.values():
-            for concurrency in plan.concurrencies:
-                await play(arm.url, _bodies(plan, f"warm {concurrency}", WARM_UP_CHATS + concurrency), concurrency)
-        blocks: Blocks = {}
-        for repeat in range(plan.repeats):
-            for concurrency in plan.concurrencies:
-                say(f"repeat {repeat + 1} of {plan.repeats}, {concurrency} at a time ...")
-                for name in ARMS if repeat % 2 == 0 else reversed(ARMS):
-                    bodies = _bodies(plan, f"{repeat} {concurrency}", max(CHATS_MIN, CHATS_EACH * concurrency))
-                    blocks.setdefault((concurrency, name), []).append(await _block(arms[name], bodies, concurrency))
-        return blocks, _resident_mb(arms)
+    with ended_by_signal():
+        async with _both(plan, folder) as arms:
+            return await _play(plan, arms)
+
+
+async def _play(plan: Plan, arms: dict[str, Arm]) -> tuple[Blocks, dict[str, float]]:
+    say("warming up ...")
+    for arm in arms.values():
+        for concurrency in plan.concurrencies:
+            await play(arm.url, _bodies(plan, f"warm {concurrency}", WARM_UP_CHATS + concurrency), concurrency)
+    blocks: Blocks = {}
+    for repeat in range(plan.repeats):
+        for concurrency in plan.concurrencies:
+            say(f"repeat {repeat + 1} of {plan.repeats}, {concurrency} at a time ...")
+            for name in ARMS if repeat % 2 == 0 else reversed(ARMS):
+                bodies = _bodies(plan, f"{repeat} {concurrency}", max(CHATS_MIN, CHATS_EACH * concurrency))
+                blocks.setdefault((concurrency, name), []).append(await _block(arms[name], bodies, concurrency))
+    return blocks, _resident_mb(arms)
 
 
 @contextlib.asynccontextmanager

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
@@ -22,12 +21,13 @@ import msgspec
 from midstream.api.bench.moves import Moved, move
 from midstream.api.bench.plots import plot
 from midstream.api.bench.report import Measured, machine
+from midstream.api.bench.signals import ended_by_signal
 from midstream.api.bench.streams import Stream, streaming
 from midstream.api.cli.client import AdminClient
 from midstream.api.cli.output import say
 from midstream.api.cli.up.cluster import ClusterPlan, local_cluster
 from midstream.api.settings import Settings, load_settings
-from midstream.control.errors import BadInput, MidstreamError
+from midstream.control.errors import BadInput
 from midstream.migration.plan import LIVE, MODES, RECOMPUTE
 
 SEED: Final = 7
@@ -118,7 +118,7 @@ def _settings(plan: Plan, folder: Path) -> Settings:
 
 
 async def _on_cluster(plan: Plan, settings: Settings) -> Found:
-    with _ended_by_signal():
+    with ended_by_signal():
         async with local_cluster(settings, ClusterPlan(sizes=(None, None)), say) as cluster:
             state = cluster.state
             say(f"measuring on two {plan.engine} instances ({settings.served_model})")
@@ -126,20 +126,6 @@ async def _on_cluster(plan: Plan, settings: Settings) -> Found:
                 timeout = httpx.Timeout(ANSWER_S, connect=CONNECT_S)
                 async with httpx.AsyncClient(base_url=state.gateway, timeout=timeout, trust_env=False) as http:
                     return await Mover(plan, http, admin, settings.served_model).work()
-
-
-@contextlib.contextmanager
-def _ended_by_signal() -> Iterator[None]:
-    """SIGTERM ends the cluster too, as Ctrl-C does. Raises `MidstreamError` once it has ended."""
-    task, loop = asyncio.current_task(), asyncio.get_running_loop()
-    assert task is not None
-    loop.add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        yield
-    except asyncio.CancelledError:
-        raise MidstreamError("ended by a signal before everything was measured") from None
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
 
 
 class Mover:
