@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -23,14 +22,14 @@ from midstream.control.events import (
     InstanceStopped,
     InstanceSuspected,
     MoveDecided,
-    PolicyConfigured,
     TickElapsed,
 )
-from midstream.control.policies import DISPATCH, MOVES, DispatchWanted, InFlight, choose, dispatch_policy, move_policy
+from midstream.control.policies import DISPATCH, MOVES, InFlight, choose, dispatch_policy, move_policy
 from midstream.control.policies.base import CANDIDATES_MAX, SCORE_MAX
 from midstream.control.policies.room import Room, pair_problem
 from midstream.control.state import PolicyChoice, PolicySettings, State
 from tests.control.fixtures import Story, fingerprint, owner
+from tests.control.policies.scenes import dispatch_many, even, put_in_force, wanted
 
 HERDING = {"flood"}
 """Policies that are meant to choose one and the same."""
@@ -81,35 +80,6 @@ def _say(story: Story, me: Any, health: str) -> None:
     }.get(health)
     if event is not None:
         story.say("someone", event)
-
-
-def wanted(**changes: Any) -> DispatchWanted:
-    return DispatchWanted(**({"request": "r", "prompt_tokens": 160, "output_tokens_max": 160} | changes))
-
-
-def put_in_force(story: Story, **changes: Any) -> None:
-    story.say("admin", PolicyConfigured(policies=PolicySettings(**changes), actor="test"))
-
-
-def even(count: int, policy: str, **load: int) -> Story:
-    """Instances that are all alike."""
-    story = Story()
-    put_in_force(story, dispatch=PolicyChoice(policy))
-    for index in range(count):
-        story.load(story.instance(f"i{index}"), **({"blocks_free": 1000} | load))
-    return story
-
-
-def dispatch_many(story: Story, count: int, **changes: Any) -> Counter[str]:
-    """What one gateway does between two reports."""
-    sent: dict[str, InFlight] = {}
-    for turn in range(count):
-        choice = choose(story.state, wanted(**changes), sent, turn)
-        assert choice is not None
-        name = choice.owner.instance
-        before = sent.get(name, InFlight(0, 0))
-        sent[name] = InFlight(before.requests + 1, before.blocks + 11)
-    return Counter({name: flight.requests for name, flight in sent.items()})
 
 
 # --- dispatch -------------------------------------------------------------------------------------
@@ -247,7 +217,7 @@ def test_P23_P24_P26_a_move_is_proposed_only_where_every_limit_allows_it(policy:
 @settings(deadline=None, max_examples=25)
 @given(clusters())
 def test_P17_decisions_are_equal_however_often_they_are_made(policy: str, story: Story) -> None:
-    put_in_force(story, moves=(PolicyChoice(policy),))
+    put_in_force(story, policy)
     tick = story.next_tick()
     decision = decide(story.state, tick)
     assert decision == decide(story.state, tick)
@@ -260,7 +230,7 @@ def test_P17_decisions_are_equal_however_often_they_are_made(policy: str, story:
 @settings(deadline=None, max_examples=15)
 @given(clusters())
 def test_nothing_moves_from_or_to_what_a_tick_found_silent(policy: str, story: Story) -> None:
-    put_in_force(story, moves=(PolicyChoice(policy),))
+    put_in_force(story, policy)
     down = frozenset(story.state.instances)
     room = Room(story.state, story.now_ms, down)
     chosen = move_policy(policy)

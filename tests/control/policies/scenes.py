@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from midstream.control.decide import decide
 from midstream.control.decide.rng import SplitMix
 from midstream.control.events import MigrationCommitted, MoveDecided, PolicyConfigured
-from midstream.control.policies import move_policy
+from midstream.control.policies import DispatchWanted, InFlight, choose, move_policy
 from midstream.control.policies.base import Proposal
 from midstream.control.policies.room import Room
 from midstream.control.state import PolicyChoice, PolicySettings
@@ -33,6 +34,32 @@ def scene(total: int = 1000, **instances: tuple[list[int], list[int]]) -> Story:
         )  # fmt: skip
     story.tick()
     return story
+
+
+def even(count: int, dispatch: str = "freeness", **load: int) -> Story:
+    """Instances that are all alike, `i0` and on, under a dispatch policy."""
+    story = Story()
+    settings = PolicySettings(dispatch=PolicyChoice(dispatch))
+    story.say("admin", PolicyConfigured(policies=settings, actor="test"))
+    for index in range(count):
+        story.load(story.instance(f"i{index}"), **({"blocks_free": 1000} | load))
+    return story
+
+
+def wanted(**changes: Any) -> DispatchWanted:
+    return DispatchWanted(**({"request": "r", "prompt_tokens": 160, "output_tokens_max": 160} | changes))
+
+
+def dispatch_many(story: Story, count: int, **changes: Any) -> Counter[str]:
+    """What one gateway does between two reports."""
+    sent: dict[str, InFlight] = {}
+    for turn in range(count):
+        choice = choose(story.state, wanted(**changes), sent, turn)
+        assert choice is not None
+        name = choice.owner.instance
+        before = sent.get(name, InFlight(0, 0))
+        sent[name] = InFlight(before.requests + 1, before.blocks + 11)
+    return Counter({name: flight.requests for name, flight in sent.items()})
 
 
 def proposals(story: Story, name: str, **params: Any) -> list[Proposal]:

@@ -2,58 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.control.events import PolicyConfigured
-from midstream.control.policies import DispatchWanted, InFlight, choose
+from midstream.control.policies import choose
 from midstream.control.policies.base import CANDIDATES_MAX
-from midstream.control.state import PolicyChoice, PolicySettings
 from tests.control.fixtures import Story, owner
-
-
-def cluster(count: int, policy: str = "freeness", **load: int) -> Story:
-    story = Story()
-    settings = PolicySettings(dispatch=PolicyChoice(policy))
-    story.say("admin", PolicyConfigured(policies=settings, actor="test"))
-    for index in range(count):
-        me = story.instance(f"i{index}")
-        story.load(me, **({"blocks_free": 1000} | load))
-    return story
-
-
-def wanted(**changes: Any) -> DispatchWanted:
-    return DispatchWanted(**({"request": "r", "prompt_tokens": 160, "output_tokens_max": 160} | changes))
-
-
-def dispatch_many(story: Story, count: int, **changes: Any) -> Counter[str]:
-    """What one gateway does between two reports."""
-    sent: dict[str, InFlight] = {}
-    for turn in range(count):
-        choice = choose(story.state, wanted(**changes), sent, turn)
-        assert choice is not None
-        name = choice.owner.instance
-        before = sent.get(name, InFlight(0, 0))
-        sent[name] = InFlight(before.requests + 1, before.blocks + 11)
-    return Counter({name: flight.requests for name, flight in sent.items()})
+from tests.control.policies.scenes import dispatch_many, even, wanted
 
 
 @given(st.integers(1, 9), st.integers(1, 6))
 def test_P22_k_n_round_robin_dispatches_hit_each_of_n_instances_k_times(n: int, k: int) -> None:
-    assert dispatch_many(cluster(n, "round_robin"), k * n) == {f"i{index}": k for index in range(n)}
+    assert dispatch_many(even(n, "round_robin"), k * n) == {f"i{index}": k for index in range(n)}
 
 
 def test_P22_ties_rotate_with_the_gateways_turn() -> None:
-    story = cluster(4)
+    story = even(4)
     chosen = [choose(story.state, wanted(), {}, turn) for turn in range(4)]
     assert {choice.owner.instance for choice in chosen if choice} == {"i0", "i1", "i2", "i3"}
 
 
 def test_the_freest_is_chosen_and_the_scores_are_its_reasons() -> None:
-    story = cluster(12, running=10, blocks_free=200)
+    story = even(12, running=10, blocks_free=200)
     story.load(owner("i7"), running=10, blocks_free=400)
     choice = choose(story.state, wanted(), {}, 3)
     assert choice is not None
@@ -65,7 +35,7 @@ def test_the_freest_is_chosen_and_the_scores_are_its_reasons() -> None:
 
 
 def test_a_queue_counts_with_all_its_blocks() -> None:
-    story = cluster(2, running=4, blocks_free=200)
+    story = even(2, running=4, blocks_free=200)
     story.load(owner("i0"), running=4, waiting=9, blocks_free=300, blocks_head=5, blocks_waiting=250)
     choice = choose(story.state, wanted(), {}, 0)
     assert choice is not None

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.control.decide import decide
-from midstream.control.decide.rng import SplitMix
 from midstream.control.events import DrainRequested, MigrationCommitted, MoveDecided, PolicyConfigured
-from midstream.control.policies import move_policy
 from midstream.control.policies.base import Proposal
 from midstream.control.policies.freeness_math import freeness
-from midstream.control.policies.room import Room
 from midstream.control.state import PolicyChoice, PolicySettings
 from tests.control.fixtures import GATEWAY, Story, fingerprint, owner
+from tests.control.policies.scenes import proposals
 
 NAMES = "abcdefgh"
 
@@ -30,15 +26,6 @@ def cluster(*loads: tuple[int, int]) -> Story:
             story.running(f"{name}{index}", me, tokens=160)
         story.load(me, running=running, blocks_free=free)
     return story
-
-
-def proposals(story: Story, name: str, **params: Any) -> list[Proposal]:
-    """What a policy would like, if all of it were ordered."""
-    policy, room, ordered = move_policy(name), Room(story.state, story.now_ms), []
-    for proposal in policy.propose(story.state, room, story.now_ms, policy.params(params), SplitMix(1)):
-        room.take(story.state.requests[proposal.request], proposal.target, proposal.blocks_needed)
-        ordered.append(proposal)
-    return ordered
 
 
 def pairs(found: list[Proposal]) -> list[tuple[str, str]]:
