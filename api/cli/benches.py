@@ -52,7 +52,7 @@ def fleet(
 
 def gateway(
     as_json: JsonOption = False,
-    plots: PlotOption = None,
+    plot: PlotOption = None,
     model: Annotated[Path | None, typer.Option(help="Folder of the model.", show_default="the tiny one")] = None,
     flags: Annotated[str | None, typer.Option(help="Flags of `vllm serve`, for both.", show_default="small")] = None,
     concurrency: Annotated[str, typer.Option(help="Requests at a time.")] = "1,4,16",
@@ -66,9 +66,14 @@ def gateway(
     from midstream.api.bench.gateway import FLAGS, MODEL, Plan, measure
     from midstream.api.bench.report import show
 
-    counts = tuple(int(part) if part.strip().isdecimal() else 0 for part in concurrency.split(","))
-    plan = Plan(model=model or MODEL, flags=flags or FLAGS, concurrencies=counts, repeats=repeats, tokens=tokens)
-    raise typer.Exit(show("gateway", measure(plan, plots), as_json=as_json))
+    plan = Plan(
+        model=model or MODEL,
+        flags=flags or FLAGS,
+        concurrencies=numbers(concurrency),
+        repeats=repeats,
+        tokens=tokens,
+    )
+    raise typer.Exit(show("gateway", measure(plan, plot), as_json=as_json))
 
 
 def migration(
@@ -91,7 +96,7 @@ def migration(
     plan = Plan(
         engine=engine,
         contexts=numbers(contexts),
-        modes=tuple(modes.split(",")),
+        modes=names(modes),
         repeats=repeats,
         recompute_s=recompute_s,
         kv_gib=kv_gib,
@@ -100,14 +105,6 @@ def migration(
     if plot is not None:
         draw(measured, plot)
     raise typer.Exit(show("migration", measured, as_json=as_json))
-
-
-def numbers(text: str | None) -> tuple[int, ...]:
-    """Comma-separated whole numbers. Raises `BadInput`."""
-    try:
-        return tuple(int(part) for part in (text or "").split(",") if part)
-    except ValueError:
-        raise BadInput(f"whole numbers, comma-separated, not {text!r}") from None
 
 
 def schedule(
@@ -199,14 +196,23 @@ def transfer(
     from midstream.api.bench import transfer as bench
     from midstream.api.bench.report import show
 
-    measured = bench.measure(_names(backends), tuple(int(size) for size in _names(sizes)), _names(layouts), repeats)
+    measured = bench.measure(names(backends), numbers(sizes), names(layouts), repeats)
     if plot is not None:
         bench.draw(measured, plot)
     raise typer.Exit(show("transfer", measured, as_json=as_json))
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+def names(text: str | None) -> tuple[str, ...]:
+    """Comma-separated words."""
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
+def numbers(text: str | None) -> tuple[int, ...]:
+    """Comma-separated whole numbers. Raises `BadInput`."""
+    try:
+        return tuple(int(word) for word in names(text))
+    except ValueError:
+        raise BadInput(f"whole numbers, comma-separated, not {text!r}") from None
 
 
 BENCHES: Final = (control, fleet, gateway, migration, profile, schedule, transfer)

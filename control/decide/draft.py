@@ -13,6 +13,7 @@ from midstream.control.ids import migration_id
 from midstream.control.policies.base import CANDIDATES_MAX, Proposal, finite
 from midstream.control.policies.room import Problem, Room
 from midstream.control.state import State
+from midstream.migration.plan import LIVE
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -57,7 +58,7 @@ class Draft:
         version: int,
         params: msgspec.Struct,
         operation: str | None = None,
-        mode: str = "live",
+        mode: str = LIVE,
     ) -> None:
         """Add a move: one fact and its one command (P18). Request and target must exist."""
         view = self._state.requests[proposal.request]

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from midstream.control.events import Fact
 from midstream.control.state import CLOSED_MAX, OperationView, State
+from midstream.migration.plan import LIVE
 
 
 def accept(
@@ -20,7 +21,7 @@ def accept(
     actor: str,
     subject: str,
     target: str | None = None,
-    mode: str = "live",
+    mode: str = LIVE,
 ) -> None:
     """Open an operation; one that exists already is left as it is."""
     if operation in state.operations:

@@ -35,7 +35,7 @@ Ts = TypeVarTuple("Ts")
 LIVELOCK_CALLBACKS_MAX = 1_000_000
 """Callbacks that may run at one virtual instant before the run counts as spinning."""
 RESOLUTION_S = 1e-6
-"""Time moves at least so much for a timer, as on any real machine: a sleep too short for a float to show still ends."""
+"""Time moves by so much for a timer that is due already: a sleep too short for a float to show still ends."""
 COLLECT_EVERY_CALLBACKS = 500_000
 """Garbage is collected at fixed points of a run, because finalizers may schedule work."""
 CLEANUP_MAX_S = 600.0

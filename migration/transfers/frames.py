@@ -70,7 +70,7 @@ class FrameChannel(ABC):
                 early = self._stream.read_now(wire.REPLY.size)
                 await self._part()
                 if isinstance(error, OSError):
-                    raise TransferFailed(_why(early) or str(error)) from error
+                    raise TransferFailed(rpc_format.refusal(early) or str(error)) from error
                 raise
             duration_ms = (asyncio.get_running_loop().time() - started_s) * 1000
             return CopyReport(blocks=len(blocks), copied_bytes=copied_bytes, duration_ms=duration_ms)
@@ -161,10 +161,3 @@ def _fits(frame: list[Piece], piece: Piece) -> bool:
         and len(frame) < wire.FRAME_PIECES_MAX
         and (len(frame) + 1) * first.whole <= wire.FRAME_BYTES_MAX
     )
-
-
-def _why(reply: bytes) -> str | None:
-    if len(reply) != wire.REPLY.size:
-        return None
-    code, _ = wire.REPLY.unpack(reply)
-    return None if code == rpc_format.STORED else f"refused: {rpc_format.reason(code)}"

@@ -36,7 +36,7 @@ class RpcChannel:
                 early = self._stream.read_now(wire.REPLY.size)
                 self._end(self._stream.abort)
                 if isinstance(error, OSError):
-                    raise TransferFailed(_why(early) or str(error)) from error
+                    raise TransferFailed(wire.refusal(early) or str(error)) from error
                 raise
             duration_ms = (asyncio.get_running_loop().time() - started_s) * 1000
             return CopyReport(blocks=len(blocks), copied_bytes=copied_bytes, duration_ms=duration_ms)
@@ -50,7 +50,7 @@ class RpcChannel:
             await self._send_frame(indexes, views, checksum)
             copied_bytes += len(indexes) * len(views[0])
             if early := self._stream.read_now(wire.REPLY.size):
-                raise TransferFailed(_why(early) or "the target answered too early")
+                raise TransferFailed(wire.refusal(early) or "the target answered too early")
         await self._stream.write([memoryview(wire.pack_header(wire.OP_END, self._handle, len(blocks), 0))])
         code, stored = wire.REPLY.unpack(await self._stream.read(wire.REPLY.size))
         if (code, stored) != (wire.STORED, len(blocks)):
@@ -93,9 +93,3 @@ def group(blocks: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[list[int],
 def _fits(views: list[memoryview], view: memoryview) -> bool:
     is_small = (len(views) + 1) * len(view) <= wire.FRAME_BYTES_MAX
     return len(view) == len(views[0]) and len(views) < wire.FRAME_BLOCKS_MAX and is_small
-
-
-def _why(reply: bytes) -> str | None:
-    if len(reply) != wire.REPLY.size:
-        return None
-    return f"refused: {wire.reason(wire.REPLY.unpack(reply)[0])}"

@@ -91,6 +91,14 @@ def reason(code: int) -> str:
     return REASONS.get(code, f"code {code}")
 
 
+def refusal(reply: bytes) -> str | None:
+    """What a `REPLY` that came unasked refuses; None if it is not whole, or no refusal."""
+    if len(reply) != REPLY.size:
+        return None
+    code, _ = REPLY.unpack(reply)
+    return None if code == STORED else f"refused: {reason(code)}"
+
+
 async def checksum(table: bytes, views: Sequence[memoryview]) -> bytes:
     """CRC-32 of a frame's indexes and blocks; gives way to other tasks every `CHECKED_BYTES_MAX` bytes.
 
