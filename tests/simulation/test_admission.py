@@ -21,9 +21,11 @@ from midstream.control.state import PolicySettings
 from midstream.migration.protocol.messages import RequestSpec, Sampling
 
 
-def spec(name: str, *, tenant: str = "", priority: int = 0, tokens: int = 100) -> RequestSpec:
+def spec(name: str, *, tenant: str = "", priority: int = 0, tokens: int = 100, prompt_tokens: int = 320) -> RequestSpec:
     sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-    prompt = random.Random(name).choices(range(3, 127), k=320)  # no two alike: nothing is shared in the prefix cache
+    prompt = random.Random(name).choices(
+        range(3, 127), k=prompt_tokens
+    )  # no two alike: nothing is shared in the prefix cache
     return RequestSpec(request=name, prompt=tuple(prompt), sampling=sampling, tenant=tenant, priority=priority)
 
 
@@ -155,10 +157,15 @@ def test_what_waits_fails_when_there_is_no_instance_for_long() -> None:
     assert errors and {error and error[0] for error in errors} == {"no_capacity"}
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_an_idle_cluster_lets_nobody_wait(count: int) -> None:
+@pytest.mark.parametrize(("count", "prompt_tokens"), [(1, 320), (3, 320), (16, 96)])
+def test_an_idle_cluster_lets_nobody_wait(count: int, prompt_tokens: int) -> None:
+    """Not even those that arrive when the first of them are in a report, in line for the engine's next step."""
+
     async def scene(cluster: Cluster, gateway: Gateway) -> Any:
-        lives = [gateway.admit(spec(f"r{index}", tokens=20)) for index in range(count)]
+        lives = []
+        for index in range(count):
+            lives.append(gateway.admit(spec(f"r{index}", tokens=20, prompt_tokens=prompt_tokens)))
+            await asyncio.sleep(0.01 * (index % 8 == 7))
         waiting = sum(map(is_waiting, lives))
         await asyncio.gather(*map(finished, lives))
         return waiting

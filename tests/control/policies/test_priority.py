@@ -12,7 +12,6 @@ from midstream.control.policies import DISPATCH, DispatchWanted, choose, move_po
 from midstream.control.policies.base import Proposal
 from midstream.control.policies.freeness_math import blocks_kept
 from midstream.control.policies.room import Room
-from midstream.control.policies.saturation import saturated, takes
 from midstream.control.state import PolicyChoice, PolicySettings
 from tests.control.fixtures import GATEWAY, Story, owner
 from tests.control.policies.test_moves import proposals
@@ -142,35 +141,3 @@ def test_P23_balance_does_not_bring_them_back() -> None:
     assert move_policy("balance").name == "balance"
     free = [p.target for p in proposals(story, "balance", low=10, high=50)]
     assert free == [], "45 blocks of head-room aside, a is no emptier than it should be"
-
-
-# --- saturation -----------------------------------------------------------------------------------
-
-
-def test_an_instance_takes_what_it_has_slots_blocks_and_no_queue_for() -> None:
-    story = cluster(40, 100)
-    want = DispatchWanted(request="r", prompt_tokens=64, output_tokens_max=64)
-    state = story.state
-    assert takes(state, "a", want, {}, 4)
-    story.load(owner("a"), running=4, waiting=4, blocks_free=40)
-    assert not takes(state, "a", want, {}, 4)
-    story.load(owner("a"), running=4, blocks_free=4)
-    assert not takes(state, "a", want, {}, 4)
-    story.load(owner("a"), running=64, blocks_free=40)
-    assert not takes(state, "a", want, {}, 4)
-    assert saturated(state, want, {}, 4) == {"a"}
-    high = DispatchWanted(request="r", prompt_tokens=64, output_tokens_max=64, priority=HIGH)
-    assert saturated(state, high, {}, 4) == frozenset()
-
-
-def test_an_idle_instance_takes_even_what_it_can_never_hold() -> None:
-    want = DispatchWanted(request="r", prompt_tokens=64_000, output_tokens_max=64)
-    assert takes(cluster(100).state, "a", want, {}, 4)
-
-
-def test_what_is_kept_free_for_the_high_class_is_not_room() -> None:
-    story = cluster(53, 0)
-    want = DispatchWanted(request="r", prompt_tokens=64, output_tokens_max=64)
-    assert takes(story.state, "a", want, {}, 4)
-    story.dispatch("h", owner("a"), priority=HIGH)
-    assert not takes(story.state, "a", want, {}, 4)
