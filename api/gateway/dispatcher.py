@@ -82,7 +82,8 @@ class Dispatcher:
         gateway, owner = self._gateway, choice.owner
         self._turn += 1
         gateway.peers.learn(owner, choice.address)
-        gateway.peers.dispatched(owner, live.request, self._blocks(live, choice))
+        tokens = len(live.spec.prompt) + len(live.ids)
+        gateway.peers.dispatched(owner, live.request, self._blocks(choice, tokens), tokens)
         self._say(
             live,
             owner,
@@ -131,6 +132,6 @@ class Dispatcher:
         )
         self._gateway.recorder.record(fact)
 
-    def _blocks(self, live: Live, choice: DispatchChoice) -> int:
+    def _blocks(self, choice: DispatchChoice, tokens: int) -> int:
         view = self._gateway.follower.state.instances[choice.owner.instance]
-        return blocks_for(len(live.spec.prompt) + len(live.ids) + 1, view.fingerprint.block_tokens)
+        return blocks_for(tokens + 1, view.fingerprint.block_tokens)

@@ -285,6 +285,7 @@ class Gateway:
 
     def _deliver(self, live: Live, effect: Deliver) -> None:
         if effect.ids:
+            self.peers.began(live.ledger.owner, live.request)
             if live.gaps.first_at is None:
                 self._began(live)
             gap_ms = live.gaps.add(len(effect.ids), self.now)

@@ -32,8 +32,10 @@ class Peer:
 class Pending:
     """A dispatch that the instance's load report does not show yet."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, tokens: int) -> None:
         self.blocks = blocks
+        self.tokens = tokens
+        """Of its prompt; 0 from its first token on."""
         self.reports = -1
         """Reports since it was accepted; -1 before."""
 
@@ -132,16 +134,22 @@ class Peers:
 
     # --- dispatches in flight ----------------------------------------------------------------
 
-    def dispatched(self, owner: Owner, request: str, blocks: int) -> None:
-        """A request was just sent there."""
+    def dispatched(self, owner: Owner, request: str, blocks: int, tokens: int) -> None:
+        """A request was just sent there; so many tokens it brings."""
         self.forget_request(request)
-        self._pending.setdefault(owner.instance, {})[request] = Pending(blocks)
+        self._pending.setdefault(owner.instance, {})[request] = Pending(blocks, tokens)
 
     def accepted(self, owner: Owner, request: str) -> None:
         """The instance has it: reports made from now on will show it."""
         pending = self._pending.get(owner.instance, {}).get(request)
         if pending is not None and pending.reports < 0:
             pending.reports = 0
+
+    def began(self, owner: Owner, request: str) -> None:
+        """A token came: the request stands in no line any more."""
+        pending = self._pending.get(owner.instance, {}).get(request)
+        if pending is not None:
+            pending.tokens = 0
 
     def reported(self, owner: Owner) -> None:
         """A load report came: dispatches accepted well before it are inside it."""
@@ -162,7 +170,12 @@ class Peers:
     def in_flight(self) -> dict[str, InFlight]:
         """Requests and blocks sent to each instance and not yet in its load."""
         return {
-            name: InFlight(requests=len(table), blocks=sum(p.blocks for p in table.values()))
+            name: InFlight(
+                requests=len(table),
+                blocks=sum(p.blocks for p in table.values()),
+                line=sum(1 for p in table.values() if p.tokens),
+                line_tokens=sum(p.tokens for p in table.values()),
+            )
             for name, table in self._pending.items()
             if table
         }

@@ -44,6 +44,10 @@ class InFlight(msgspec.Struct, frozen=True):
 
     requests: int
     blocks: int
+    line: int = 0
+    """Those of the requests that no token came of yet."""
+    line_tokens: int = 0
+    """Their prompt tokens."""
 
 
 class DispatchWanted(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ def saturated(state: State, wanted: DispatchWanted, in_flight: Mapping[str, InFl
 def takes(state: State, instance: str, wanted: DispatchWanted, in_flight: Mapping[str, InFlight], depth: int) -> bool:
     """Does the instance have slots and blocks for it, and a line that is short.
 
-    What was sent and is in no report yet counts for slots, blocks and the line. An idle instance takes anything: its
+    What was sent and is in no report yet counts for slots and blocks, and until its first token for the line. An idle instance takes anything: its
     engine may say that the request is too long. A high-priority request is taken everywhere: it is first in an
     engine's queue.
     """
@@ -38,18 +38,19 @@ def takes(state: State, instance: str, wanted: DispatchWanted, in_flight: Mappin
         return True
     needed = blocks_for(wanted.prompt_tokens + 1, view.fingerprint.block_tokens)
     free = load.blocks_free - load.blocks_waiting - sent.blocks - blocks_kept(state, view)
-    return present < view.slots_max and free >= needed and _is_short(state, view, sent, needed, depth)
+    return present < view.slots_max and free >= needed and _is_short(state, view, sent, wanted, depth)
 
 
-def _is_short(state: State, view: InstanceView, sent: InFlight, needed: int, depth: int) -> bool:
+def _is_short(state: State, view: InstanceView, sent: InFlight, wanted: DispatchWanted, depth: int) -> bool:
     """Are fewer than `depth` in line, or all of them, this one included, such that their prompts begin at once.
 
     A line of requests that have slots and blocks is a matter of prompt tokens: those of one step, or of the time until
     the next report at the speed that the log has shown, are no line (`fold.speeds`).
     """
-    if view.load.waiting + sent.requests < depth:
+    if view.load.waiting + sent.line < depth:
         return True
     speed = state.speeds.get(view.owner.instance)
     per_token_ms = speed.prefill_ms_per_token if speed is not None else 0.0
     at_once = max(STEP_TOKENS, REPORT_MS / per_token_ms if per_token_ms else 0.0)
-    return (view.load.blocks_waiting + sent.blocks + needed) * view.fingerprint.block_tokens <= at_once
+    reported = view.load.blocks_waiting * view.fingerprint.block_tokens
+    return reported + sent.line_tokens + wanted.prompt_tokens <= at_once

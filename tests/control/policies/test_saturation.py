@@ -31,7 +31,8 @@ def admitted(story: Story, count: int, depth: int = DEPTH, **changes: int) -> Co
             break
         name = choice.owner.instance
         before = sent.get(name, InFlight(0, 0))
-        sent[name] = InFlight(before.requests + 1, before.blocks + asked.prompt_tokens // 16 + 1)
+        count, tokens = before.requests + 1, before.line_tokens + asked.prompt_tokens
+        sent[name] = InFlight(count, tokens // 16 + count, count, tokens)
     return Counter({name: flight.requests for name, flight in sent.items()})
 
 
@@ -75,6 +76,18 @@ def test_P22_long_prompts_sent_since_the_report_are_a_line_as_those_in_it_are() 
 def test_short_prompts_that_begin_together_with_slots_and_blocks_do_not_wait_for_a_report(load: dict[str, int]) -> None:
     """Arrived a moment before the report, some of them still wait for the engine's next step: that is no queue."""
     assert admitted(even(1, **load), 16, prompt_tokens=96) == {"i0": 16}
+
+
+def test_a_line_is_counted_in_tokens_and_not_in_started_blocks() -> None:
+    """Large blocks are mostly empty: what they hold is no measure of the work."""
+    sent = {"i0": InFlight(19, 152, line=19, line_tokens=1_900)}
+    assert takes(even(1, running=3).state, "i0", wanted(prompt_tokens=100), sent, DEPTH)
+
+
+def test_who_has_a_token_stands_in_no_line() -> None:
+    state, asked = even(1, running=3).state, wanted(prompt_tokens=1_600)
+    assert not takes(state, "i0", asked, {"i0": InFlight(8, 40, line=8, line_tokens=640)}, DEPTH)
+    assert takes(state, "i0", asked, {"i0": InFlight(8, 40)}, DEPTH)
 
 
 def test_a_fast_instance_takes_as_many_prompts_as_it_computes_until_the_next_report() -> None:
