@@ -37,11 +37,12 @@ ONE_PROCESS: Final = {
 """Core and worker of an engine in one process, as on one GPU: on a CPU vLLM would spin between two of them."""
 PROMPT_WORDS: Final = 40
 WARM_UP_CHATS: Final = 8
-CHATS_MIN: Final = 12
-CHATS_EACH: Final = 6
+CHATS_MIN: Final = 4
+CHATS_EACH: Final = 3
+"""Blocks are short: a machine that others share changes its speed by half from one second to the next."""
 OURS: Final = ("gateway", "llumlet")
 ARMS: Final = ("direct", "midstream")
-FIGURES: Final = ("requests_per_s", "ttft_ms_p50", "ttft_ms_p99", "gap_ms_p50", "cpu_us_per_token")
+FIGURES: Final = ("requests_per_s", "ttft_ms_p50", "ttft_ms_p99", "gap_ms_p50", "cpu_us_per_token", "engine_busy")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +51,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     model: Path = MODEL
     flags: str = FLAGS
     concurrencies: tuple[int, ...] = (1, 4, 16)
-    repeats: int = 5
+    repeats: int = 15
     tokens: int = 64
     threads: int = max(1, (os.cpu_count() or 2) - 1)
     seed: int = 1
@@ -73,6 +74,8 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     servers: dict[str, int]
+    engine: tuple[int, ...]
+    """Processes of the engine."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +84,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     answers: tuple[Timed, ...]
     took_s: float
     cpu_s: dict[str, float]
+    engine_cpu_s: float
 
     def figures(self) -> dict[str, float]:
         """Medians and so on of this block alone."""
@@ -93,6 +97,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
             "ttft_ms_p99": rank(ttfts, 0.99) or 0.0,
             "gap_ms_p50": rank(gaps, 0.5) or 0.0,
             "cpu_us_per_token": 1e6 * sum(self.cpu_s.values()) / tokens,
+            "engine_busy": self.engine_cpu_s / self.took_s,
         }
 
 
@@ -149,8 +154,12 @@ async def _both(plan: Plan, folder: Path) -> AsyncIterator[dict[str, Arm]]:
         async with local_cluster(settings, ClusterPlan(sizes=(None,), environment=ONE_PROCESS), say) as cluster:
             parts = {part.kind: part.pid for part in cluster.state.processes if part.pid is not None}
             yield {
-                "direct": Arm(url=url, servers={"server": pid}),
-                "midstream": Arm(url=cluster.state.gateway, servers={kind: parts[kind] for kind in OURS}),
+                "direct": Arm(url=url, servers={"server": pid}, engine=_below(pid)),
+                "midstream": Arm(
+                    url=cluster.state.gateway,
+                    servers={kind: parts[kind] for kind in OURS},
+                    engine=_below(parts["llumlet"]),
+                ),
             }
 
 
@@ -171,19 +180,27 @@ def _bodies(plan: Plan, salt: str, count: int) -> list[dict[str, Any]]:
 
 
 async def _block(arm: Arm, bodies: Sequence[dict[str, Any]], concurrency: int) -> Block:
-    before, begun = _cpu_s(arm), time.perf_counter()
+    before, engine_before, begun = _cpu_s(arm), _spent_s(arm.engine), time.perf_counter()
     answers = await play(arm.url, bodies, concurrency)
-    took_s, after = time.perf_counter() - begun, _cpu_s(arm)
+    took_s, after, engine_after = time.perf_counter() - begun, _cpu_s(arm), _spent_s(arm.engine)
     wrong = [answer.tokens for answer in answers if answer.tokens != bodies[0]["max_completion_tokens"]]
     if wrong:
         raise MidstreamError(f"{arm.url} answered with {wrong[0]} tokens")
     cpu_s = {name: after[name] - before[name] for name in after}
-    return Block(answers=tuple(answers), took_s=took_s, cpu_s=cpu_s)
+    return Block(answers=tuple(answers), took_s=took_s, cpu_s=cpu_s, engine_cpu_s=engine_after - engine_before)
+
+
+def _below(pid: int) -> tuple[int, ...]:
+    return tuple(process.pid for process in psutil.Process(pid).children(recursive=True))
 
 
 def _cpu_s(arm: Arm) -> dict[str, float]:
-    times = {name: psutil.Process(pid).cpu_times() for name, pid in arm.servers.items()}
-    return {name: spent.user + spent.system for name, spent in times.items()}
+    return {name: _spent_s((pid,)) for name, pid in arm.servers.items()}
+
+
+def _spent_s(pids: Sequence[int]) -> float:
+    times = [psutil.Process(pid).cpu_times() for pid in pids]
+    return float(sum(spent.user + spent.system for spent in times))
 
 
 def _resident_mb(arms: Mapping[str, Arm]) -> dict[str, float]:
@@ -206,6 +223,7 @@ def _row(concurrency: int, blocks: Blocks) -> dict[str, Any]:
             for key, value in spread(figure, [one[figure] for one in figures[name]]).items()
         }
     row |= spread("ttft_added_ms_p50", [ours["ttft_ms_p50"] - own["ttft_ms_p50"] for own, ours in pairs])
+    row |= spread("engine_busy_ratio", [ours["engine_busy"] / own["engine_busy"] for own, ours in pairs])
     return row | spread("throughput_ratio", [ours["requests_per_s"] / own["requests_per_s"] for own, ours in pairs])
 
 

@@ -27,9 +27,9 @@ def saturated(state: State, wanted: DispatchWanted, in_flight: Mapping[str, InFl
 def takes(state: State, instance: str, wanted: DispatchWanted, in_flight: Mapping[str, InFlight], depth: int) -> bool:
     """Does the instance have slots and blocks for it, and a line that is short.
 
-    What was sent and is in no report yet counts for slots and blocks, and until its first token for the line. An idle instance takes anything: its
-    engine may say that the request is too long. A high-priority request is taken everywhere: it is first in an
-    engine's queue.
+    What was sent and is in no report yet counts for slots and blocks, and until its first token for the line. An idle
+    instance takes anything: its engine may say that the request is too long. A high-priority request is taken
+    everywhere: it is first in an engine's queue.
     """
     view, sent = state.instances[instance], in_flight.get(instance, _NONE)
     load = view.load

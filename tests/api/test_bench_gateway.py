@@ -100,7 +100,7 @@ async def test_P31_an_answer_that_is_not_whole_fails_the_run(pieces: list[bytes]
 
 def block(ttft_ms: float, took_s: float) -> Block:
     answer = Timed(sent_at=0.0, arrivals=tuple(ttft_ms / 1e3 + 0.01 * step for step in range(4)), tokens=4)
-    return Block(answers=(answer,) * 4, took_s=took_s, cpu_s={"server": 0.001})
+    return Block(answers=(answer,) * 4, took_s=took_s, cpu_s={"server": 0.001}, engine_cpu_s=0.5)
 
 
 def test_rows_and_summary_are_those_agreed_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +116,7 @@ def test_rows_and_summary_are_those_agreed_on(capsys: pytest.CaptureFixture[str]
     assert (row["direct"]["ttft_ms_p50_min"], row["direct"]["ttft_ms_p50_max"]) == (20, 90)
     assert row["ttft_added_ms_p50"] == pytest.approx(1), "of pairs side by side, not of medians"
     assert (row["throughput_ratio"], row["throughput_ratio_min"]) == (1.0, pytest.approx(0.8))
+    assert (row["direct"]["engine_busy"], row["engine_busy_ratio_min"]) == (0.5, pytest.approx(0.8))
     summary = gateway._summary([row], {"gateway": 1.0, "llumlet": 2.0, "server": 3.0})
     assert {"ttft_added_ms_p50", "throughput_ratio", "rss_mb"} <= set(summary)
     assert show("gateway", Measured(params={}, rows=(row,), summary=summary, machine=machine()), as_json=False) == 0
