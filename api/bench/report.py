@@ -16,6 +16,8 @@ from midstream.api.cli.output import Output, show_item, show_items, write
 
 VERSION = 1
 GIT_S = 5.0
+COLUMNS_MAX = 12
+"""A table of more columns and fewer rows is shown on its side."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,9 +37,22 @@ def show(name: str, measured: Measured, *, as_json: bool) -> int:
     else:
         rows = [dict(_shown(row)) for row in measured.rows]
         if rows:
-            show_items(rows, [(key, _cell(key)) for key in rows[0]], Output.table)
+            is_wide = len(rows) < len(rows[0]) > COLUMNS_MAX
+            (_show_on_its_side if is_wide else _show_rows)(rows)
         show_item(measured.summary, Output.table)
     return 1 if is_missing(measured.summary) else 0
+
+
+def _show_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    show_items(rows, [(key, _cell(key)) for key in rows[0]], Output.table)
+
+
+def _show_on_its_side(rows: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each figure and a column for each row, under the value of its first field."""
+    head, *figures = rows[0]
+    lines = [{head: figure} | {str(number): row.get(figure) for number, row in enumerate(rows)} for figure in figures]
+    columns = [(str(row[head]), _cell(str(number))) for number, row in enumerate(rows)]
+    show_items(lines, [(head, _cell(head)), *columns], Output.table)
 
 
 def _shown(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
