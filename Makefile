@@ -14,6 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ENGINE ?= vllm
 REAL := $(if $(filter vllm,$(ENGINE)),$(MODELS_STAMP))
 SEEDS ?= 200
+WORKERS ?= 2
 BENCH ?= control
 ARGS ?=
 
@@ -29,8 +30,8 @@ demo: $(RUN_STAMP) $(REAL) ## Move answers of real vLLM while they stream, verif
 up: $(RUN_STAMP) ## Start a whole local cluster; Ctrl-C ends all of it (ARGS="--instances 4")
 	@$(BIN)/midstream up $(ARGS)
 
-test: $(DEV_STAMP) $(REAL) ## Run all tests (ARGS="tests/control -k fold"; ENGINE=sim: without real vLLM)
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(DEV_STAMP) $(REAL) ## Run all tests (ARGS="tests/control -k fold"; ENGINE=sim: without real vLLM; WORKERS=0: in this process)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(DEV_STAMP) $(REAL) ## Lint, format, types, layers, then all tests
 	@$(BIN)/ruff check .
