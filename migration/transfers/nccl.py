@@ -168,27 +168,31 @@ class NcclGroup:
         else:
             self._communicator.send(byte, self._passing)
 
-    def send(self, slot: Slot[Any], views: Sequence[DeviceRange]) -> object:
+    def is_direct(self, _: int) -> bool:
         """See `paired.Group`."""
-        buffer = _in_slot(slot, len(views) * views[0].length)
+        return False
+
+    def send(self, slot: Slot[Any] | None, views: Sequence[DeviceRange]) -> object:
+        """See `paired.Group`."""
+        buffer = _in_slot(slot, views)
         self._copy(lambda: gather(buffer, views))
         self._communicator.send(buffer, self._passing)
         return buffer
 
-    def receive(self, slot: Slot[Any], size: int) -> NcclWork:
+    def receive(self, slot: Slot[Any] | None, views: Sequence[DeviceRange]) -> NcclWork:
         """See `paired.Group`."""
-        return NcclWork(self, self._issuer.submit(self._receive, _in_slot(slot, size)))
+        return NcclWork(self, self._issuer.submit(self._receive, _in_slot(slot, views)))
 
     def _receive(self, buffer: Any) -> Mark:
         self._communicator.receive(buffer, self._passing)
         mark: Mark = self._passing.mark()
         return mark
 
-    def store(self, slot: Slot[Any], views: Sequence[DeviceRange], may_go_on: Callable[[], bool]) -> bool:
+    def store(self, slot: Slot[Any] | None, views: Sequence[DeviceRange], may_go_on: Callable[[], bool]) -> bool:
         """See `paired.Group`."""
         if not may_go_on():
             return False
-        buffer = _in_slot(slot, len(views) * views[0].length)
+        buffer = _in_slot(slot, views)
         self._copy(lambda: scatter(buffer, views))
         return True
 
@@ -259,5 +263,6 @@ class NcclWork:
         self._group.settle(mark, may_go_on)
 
 
-def _in_slot(slot: Slot[Any], size: int) -> Any:
-    return slot.memory[slot.start : slot.start + size]
+def _in_slot(slot: Slot[Any] | None, views: Sequence[DeviceRange]) -> Any:
+    assert slot is not None
+    return slot.memory[slot.start : slot.start + len(views) * views[0].length]

@@ -1,4 +1,5 @@
-"""Transfers over a communicator of two ranks, made for one channel: blocks are gathered, passed on, and scattered.
+"""Transfers over a communicator of two ranks, made for one channel: blocks are gathered, passed on, and scattered, or
+passed on as they lie.
 
 The target is rank 0, the source rank 1. A connection of our own says what comes, frame by frame, and carries the
 answers; handles are checked there. The communicator's own connections are not authenticated: it belongs on a closed
@@ -11,6 +12,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,19 +49,28 @@ class Work(Protocol):
 
 class Group(Protocol):
     """A communicator of two ranks. Raises `RuntimeError` when the other is gone. Its calls never overlap, but for
-    `Work.wait` and `store`, which wait in threads."""
+    `Work.wait` and `store`, which wait in threads.
 
-    def send(self, slot: Slot[Any], views: Sequence[Any]) -> object:
-        """Put pieces of equal length on their way, through a slot. Runs in a thread; blocks are not read any more when
-        it returns. What it returns must live until they are there."""
+    Frames whose pieces are short go through slots. A slot of None says that they do not.
+    """
+
+    def is_direct(self, length: int) -> bool:
+        """Whether pieces so long need no slot. Both ranks say the same."""
         ...
 
-    def receive(self, slot: Slot[Any], size: int) -> Work:
-        """Expect so many bytes in a slot. Runs on the event loop; the order of calls is that of the other's sends."""
+    def send(self, slot: Slot[Any] | None, views: Sequence[Any]) -> object:
+        """Put pieces of equal length on their way. Runs in a thread. What it returns must live until they are there.
+        If they went through a slot, they are not read any more when it returns."""
         ...
 
-    def store(self, slot: Slot[Any], views: Sequence[Any], may_go_on: Callable[[], bool]) -> bool:
-        """Put a slot's bytes into pieces; False if told to stop. Runs in a thread; done when it returns."""
+    def receive(self, slot: Slot[Any] | None, views: Sequence[Any]) -> Work:
+        """Expect a frame, in a slot or in the pieces themselves. Runs on the event loop; the order of calls is that of
+        the other's sends."""
+        ...
+
+    def store(self, slot: Slot[Any] | None, views: Sequence[Any], may_go_on: Callable[[], bool]) -> bool:
+        """Put a frame that has arrived into its pieces; False if told to stop. Runs in a thread; done when it
+        returns."""
         ...
 
     def checksum(self, views: Sequence[Any], indexes: bytes) -> int:
@@ -117,34 +128,34 @@ class PairedChannel(FrameChannel):
         super().__init__(stream, transfer.budget, left)
         self._transfer = transfer
         self._group = group
-        self._stuck: list[Slot[Any]] = []
-        """Slots that the group may still be reading when the channel closes."""
+        self._stuck: list[tuple[Slot[Any] | None, object]] = []
 
     def _home(self, view: Any) -> tuple[object, int]:
         return None, 0
 
     async def _send_frame(self, frame: list[Piece], is_checked: bool) -> Callable[[], None]:
-        slot = await self._transfer.outgoing.take()
+        slot = None if self._group.is_direct(len(frame[0].view)) else await self._transfer.outgoing.take()
         try:
             work = await self._pass(slot, frame, is_checked)
         except RuntimeError as error:
-            self._stuck.append(slot)
+            self._keep_back(slot, None)
             raise PeerGone(str(error)) from error
         except BaseException:
-            self._stuck.append(slot)
+            self._keep_back(slot, None)
             raise
+        return partial(self._let_go, slot, work)
 
-        def let_go() -> None:
-            nonlocal work
-            if self._is_closed:
-                self._stuck.append(slot)
-            else:
-                self._transfer.outgoing.give_back(slot)
-            work = None
+    def _let_go(self, slot: Slot[Any] | None, work: object) -> None:
+        if self._is_closed:
+            self._keep_back(slot, work)
+        elif slot is not None:
+            self._transfer.outgoing.give_back(slot)
 
-        return let_go
+    def _keep_back(self, slot: Slot[Any] | None, work: object) -> None:
+        """The group may still be reading: until it has ended."""
+        self._stuck.append((slot, work))
 
-    async def _pass(self, slot: Slot[Any], frame: list[Piece], is_checked: bool) -> object:
+    async def _pass(self, slot: Slot[Any] | None, frame: list[Piece], is_checked: bool) -> object:
         transfer, first = self._transfer, frame[0]
         indexes = np.array([piece.block for piece in frame], "<u4").tobytes()
 
@@ -171,8 +182,10 @@ class PairedChannel(FrameChannel):
         closing.add_done_callback(lambda _: self._give_back_stuck())
 
     def _give_back_stuck(self) -> None:
-        for slot in self._stuck:
-            self._transfer.outgoing.give_back(slot)
+        for slot, _ in self._stuck:
+            if slot is not None:
+                self._transfer.outgoing.give_back(slot)
+        self._stuck.clear()
 
 
 class PairedReceiver(FrameReceiver):
@@ -188,15 +201,15 @@ class PairedReceiver(FrameReceiver):
         indexes = await self._indexes(header)
         theirs = await self._checksum(header)
         group, slots = self._group, self._transfer.incoming
-        slot = await slots.take()
+        slot = None if group.is_direct(header.length) else await slots.take()
         try:
             views = self._views(header, indexes)
-            work = group.receive(slot, header.pieces * header.length)
+            work = group.receive(slot, views)
         except RuntimeError as error:
-            slots.give_back(slot)
+            _give_back(slots, slot)
             raise PeerGone(str(error)) from error
         except BaseException:
-            slots.give_back(slot)
+            _give_back(slots, slot)
             raise
 
         def store() -> int:
@@ -211,7 +224,12 @@ class PairedReceiver(FrameReceiver):
             finally:
                 views.clear()  # whoever keeps the job must not hold on to the engine's memory
 
-        self._start(store, header.pieces, lambda: slots.give_back(slot))
+        self._start(store, header.pieces, lambda: _give_back(slots, slot))
+
+
+def _give_back(slots: Slots[Any], slot: Slot[Any] | None) -> None:
+    if slot is not None:
+        slots.give_back(slot)
 
 
 def _threads() -> ThreadPoolExecutor:

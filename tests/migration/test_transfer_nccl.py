@@ -26,6 +26,7 @@ from tests.migration.nccl_on_cpu import CpuDevice  # noqa: E402
 
 HERE = Where(bind_host="127.0.0.1", secret=b"a secret")
 STALL_S = 0.3
+EMPTY = [DeviceRange(torch.zeros(64, dtype=torch.uint8), 0, 64)]
 
 
 class Kernels(TorchDispatchMode):
@@ -104,10 +105,10 @@ def test_P13_bytes_that_never_come_are_given_up_and_the_slot_stays_untouched() -
     slot = Slot(torch.zeros(64, dtype=torch.uint8), 0)
     begun_s = time.monotonic()
     with pytest.raises(RuntimeError, match="no progress"):
-        target.receive(slot, 64).wait(lambda: True)
+        target.receive(slot, EMPTY).wait(lambda: True)
     assert time.monotonic() - begun_s < 20 * STALL_S
     with pytest.raises(RuntimeError):  # messages that were expected behind it do not count as arrived either
-        target.receive(slot, 64).wait(lambda: True)
+        target.receive(slot, EMPTY).wait(lambda: True)
     source.close()
     target.close()
     assert not slot.memory.any()
@@ -119,7 +120,7 @@ def test_P05_who_is_told_to_stop_waits_no_longer_and_stores_nothing() -> None:
     slot = Slot(torch.ones(64, dtype=torch.uint8), 0)
     assert not target.store(slot, [DeviceRange(block, 0, 64)], lambda: False)
     with pytest.raises(RuntimeError, match="not wanted"):
-        target.receive(slot, 64).wait(lambda: False)
+        target.receive(slot, EMPTY).wait(lambda: False)
     source.close()
     target.close()
     assert not block.any()
@@ -128,7 +129,7 @@ def test_P05_who_is_told_to_stop_waits_no_longer_and_stores_nothing() -> None:
 def test_P13_one_side_that_ends_breaks_the_other() -> None:
     target, source = groups()
     slot = Slot(torch.zeros(64, dtype=torch.uint8), 0)
-    work = target.receive(slot, 64)
+    work = target.receive(slot, EMPTY)
     source.close()
     with pytest.raises(RuntimeError):
         work.wait(lambda: True)

@@ -27,8 +27,8 @@ from midstream.migration.transfers.slots import Slots
 
 SECRET = b"a secret of the storm"
 HERE = Where(bind_host="127.0.0.1", secret=SECRET)
-BACKENDS = ("shm", "rpc", "gloo", "nccl-on-cpu")
-NEED_TORCH = ("gloo", "nccl-on-cpu")
+BACKENDS = ("shm", "rpc", "gloo", "gloo-direct", "nccl-on-cpu")
+NEED_TORCH = ("gloo", "gloo-direct", "nccl-on-cpu")
 BLOCK_BYTES = 65_536
 BLOCKS = 64
 ENDPOINTS = 4
@@ -52,11 +52,13 @@ def left() -> Left:
 
 
 def make_kind(backend: str, regions: Sequence[Region] = ()) -> Transfer:
-    """An endpoint of a backend, or of one that only tests have."""
+    """An endpoint of a backend, or of one that only tests make so."""
     if backend == "nccl-on-cpu":
         from tests.migration.nccl_on_cpu import OnCpu
 
         return OnCpu(HERE)
+    if backend == "gloo-direct":
+        return make_transfer("gloo", HERE, direct_bytes=1)
     return make_transfer(backend, HERE, regions)
 
 
