@@ -118,7 +118,18 @@ class PairedTransfer(TcpEndpoint):
             self.executor.submit(group.close)
 
     async def _meet(self, stream: Stream, rank: int) -> Group:
-        return await meet(stream, self.executor, self.connect_s, lambda store: self._group(store, rank))
+        made: list[Group] = []
+
+        def make(store: PairStore) -> Group:
+            made.append(self._group(store, rank))
+            return made[0]
+
+        try:
+            return await meet(stream, self.executor, self.connect_s, make)
+        except BaseException:  # cancelled, or the other left, when this one had met it
+            for group in made:
+                self.executor.submit(group.close)
+            raise
 
 
 class PairedChannel(FrameChannel):

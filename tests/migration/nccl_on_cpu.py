@@ -85,7 +85,7 @@ class CpuCommunicator:
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(None)
         self._sock = sock
-        self._is_aborted = False
+        self.is_aborted = False
 
     def send(self, memory: torch.Tensor, stream: CpuStream) -> None:
         stream.run(lambda: self._pass(self._send, memory))
@@ -94,12 +94,12 @@ class CpuCommunicator:
         stream.run(lambda: self._pass(self._fill, memory))
 
     def _pass(self, how: Callable[[memoryview], None], memory: torch.Tensor) -> None:
-        if self._is_aborted:
+        if self.is_aborted:
             return  # a kernel that was aborted ends as if nothing had happened
         try:
             how(memoryview(memory.numpy()))
         except OSError:
-            if not self._is_aborted:
+            if not self.is_aborted:
                 raise RuntimeError("the connection broke") from None
 
     def _send(self, view: memoryview) -> None:
@@ -116,7 +116,7 @@ class CpuCommunicator:
         return
 
     def abort(self) -> None:
-        self._is_aborted = True
+        self.is_aborted = True
         with contextlib.suppress(OSError):  # the peer was first
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()

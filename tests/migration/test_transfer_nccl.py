@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import random
 import time
@@ -22,7 +23,7 @@ from midstream.migration.transfers.nccl import NcclGroup, NcclTransfer  # noqa: 
 from midstream.migration.transfers.nccl_cuda import IN_PROGRESS, SUCCESS, NcclCommunicator  # noqa: E402
 from midstream.migration.transfers.paired import SOURCE, TARGET  # noqa: E402
 from midstream.migration.transfers.slots import Slot  # noqa: E402
-from tests.migration.nccl_on_cpu import CpuDevice  # noqa: E402
+from tests.migration.nccl_on_cpu import CpuCommunicator, CpuDevice  # noqa: E402
 
 HERE = Where(bind_host="127.0.0.1", secret=b"a secret")
 STALL_S = 0.3
@@ -134,6 +135,40 @@ def test_P13_one_side_that_ends_breaks_the_other() -> None:
     with pytest.raises(RuntimeError):
         work.wait(lambda: True)
     target.close()
+
+
+class Counting(CpuDevice):
+    """Remembers its communicators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[CpuCommunicator] = []
+
+    def communicator(self, unique_id: bytes, rank: int, deadline_s: float) -> CpuCommunicator:
+        met = super().communicator(unique_id, rank, deadline_s)
+        self.made.append(met)
+        return met
+
+
+async def test_P08_whoever_gives_up_while_ranks_meet_leaves_no_communicator() -> None:
+    device = Counting()
+    source, target = (NcclTransfer(HERE, opening=lambda _: device) for _ in range(2))
+    address = await target.start()
+    target.expect("h", lambda _: EMPTY[0])
+    for number in range(40):
+        opening = asyncio.create_task(source.open(address, "h"))
+        await asyncio.sleep(number * 0.0002)
+        opening.cancel()
+        await asyncio.wait({opening})
+        if not opening.cancelled():
+            await opening.result().close()
+    await target.forget("h")
+    async with asyncio.timeout(20):
+        while not all(communicator.is_aborted for communicator in device.made):
+            await asyncio.sleep(0.05)
+    assert device.made
+    await source.stop()
+    await target.stop()
 
 
 class Library:
