@@ -167,9 +167,10 @@ class MoveGroup(BaseModel):
     headroom_tokens: int = Field(_PLAN.headroom_tokens, ge=0, description="Growth that the target reserves for.")
     transfers: str = Field(
         "shm,rpc",
-        pattern=r"^(shm|rpc|gloo)(,(shm|rpc|gloo))*$",
+        pattern=r"^(shm|rpc|gloo|nccl)(,(shm|rpc|gloo|nccl))*$",
         description="How KV may travel, best first, comma-separated: `shm` (within one host), `rpc` (TCP), `gloo` "
-        "(needs torch). The first of the source's that the target also has is used.",
+        "(needs torch), `nccl` (between GPUs; not run on one yet). The first of the source's that the target also has "
+        "is used.",
     )
     copy_mib_s: float | None = Field(
         None, gt=0, description="KV that one instance sends, MiB a second at most, over all its moves. Unset: no limit."

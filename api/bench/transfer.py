@@ -22,7 +22,7 @@ from midstream.api.bench.transfer_raw import TcpSource
 from midstream.api.cli.output import say
 from midstream.control.errors import BadInput
 from midstream.migration.transfers.base import Transfer, Where
-from midstream.migration.transfers.registry import make_transfers
+from midstream.migration.transfers.registry import TRANSFERS, make_transfers
 
 SEED: Final = 1
 SIZES_MB: Final = (8, 16, 32, 64, 128, 256, 512, 960)
@@ -48,6 +48,8 @@ def measure(
     """Everything; some minutes. Raises `BadInput`, `UnknownThing`."""
     if unknown := [name for name in layouts if name not in LAYOUTS]:
         raise BadInput(f"no layout {unknown[0]!r}; known: {', '.join(LAYOUTS)}")
+    if unmeasured := [name for name in backends if name in TRANSFERS and name not in RAW]:
+        raise BadInput(f"no raw medium to compare {unmeasured[0]!r} with; there is one for: {', '.join(RAW)}")
     if not (backends and layouts and sizes_mb and min(sizes_mb) >= 1):
         raise BadInput("backends, layouts and sizes of 1 MB and more are needed, at least one of each")
     return asyncio.run(_measure(tuple(backends), tuple(sizes_mb), tuple(layouts), repeats, lag_bytes))

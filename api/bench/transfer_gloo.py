@@ -12,7 +12,7 @@ import torch
 from torch.distributed import TCPStore
 
 from midstream.api.bench.transfer_raw import Bytes
-from midstream.migration.transfers.gloo import GlooGroup, gloo_device
+from midstream.migration.transfers.gloo import GlooPair, gloo_device
 from midstream.migration.transfers.paired import SOURCE, TARGET
 
 HOST = "127.0.0.1"
@@ -38,7 +38,7 @@ class RawGloo:
 
     def connect(self) -> None:
         """Meet the other rank."""
-        self._group = GlooGroup(self._store, gloo_device(HOST), SOURCE, WAIT_S)
+        self._group = GlooPair(self._store, gloo_device(HOST), SOURCE, WAIT_S)
 
     def send_s(self, size: int) -> float:
         """Seconds until all bytes are in the other's memory."""
@@ -56,7 +56,7 @@ def serve_raw(port: int, target: Bytes) -> None:
 
 
 def _serve(port: int, target: Bytes) -> None:
-    group = GlooGroup(TCPStore(HOST, port, 2, False, timeout=timedelta(seconds=WAIT_S)), gloo_device(HOST), TARGET, 1e6)
+    group = GlooPair(TCPStore(HOST, port, 2, False, timeout=timedelta(seconds=WAIT_S)), gloo_device(HOST), TARGET, 1e6)
     memory: Any = _Plain(target)
     size: Any = _Plain(np.zeros(8, np.uint8))
     while True:

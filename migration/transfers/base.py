@@ -6,11 +6,14 @@ A *handle* is a per-move secret that authorises writes into exactly the blocks r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-Sink = Callable[[int], memoryview]
+Bytes: TypeAlias = Any
+"""The memory of one block: a `memoryview`, or a `DeviceRange` where a backend's `is_on_device` says so. Transfers
+rely on what both have: a length, slices, and `cast("B")`."""
+Sink = Callable[[int], Bytes]
 """Writable memory of the moved request's `index`-th block at the target; IndexError outside the reservation."""
 
 
@@ -27,6 +30,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     """What may leave through all transfers together. None: as much as can."""
     stall_s: float = 1.0
     """A copy without progress for so long has failed. In it a link must carry what kernels buffer, about 4 MB."""
+    kv_device: str | None = None
+    """The device whose memory holds the KV, as torch names it (`cuda:0`). None: it is in the host's."""
 
 
 class CopyReport(msgspec.Struct, frozen=True):
@@ -40,7 +45,7 @@ class CopyReport(msgspec.Struct, frozen=True):
 class Channel(Protocol):
     """An open way from one source to one reservation."""
 
-    async def send(self, blocks: Sequence[tuple[int, memoryview]], *, checksum: bool = False) -> CopyReport:
+    async def send(self, blocks: Sequence[tuple[int, Bytes]], *, checksum: bool = False) -> CopyReport:
         """Copy (index, bytes) pairs and return when the target has stored and acknowledged all of them.
 
         Raises `TransferFailed` when the peer died, refused the handle, or a checksum did not match.
@@ -60,7 +65,8 @@ class Transfer(Protocol):
 
     @property
     def offer(self) -> str:
-        """What peers are told: the name, and `@place` behind it if only peers of that place can use it."""
+        """What peers are told: the name, and `@place` behind it if only peers of that place can use it, or
+        `!reason` if it cannot work here at all."""
         ...
 
     async def start(self) -> str:

@@ -44,6 +44,8 @@ class Endpoint(ABC):
 
     name: str
     connect_s = CONNECT_S
+    is_on_device = False
+    """Whether blocks are `DeviceRange`s of `where.kv_device`, at both ends."""
 
     def __init__(self, where: Where, regions: Sequence[Region] = ()) -> None:
         """`regions`: memory of ours that a backend may let peers map."""
@@ -60,7 +62,7 @@ class Endpoint(ABC):
 
     @property
     def offer(self) -> str:
-        """What peers are told: the name, and `@place` behind it if only peers of that place can use it."""
+        """See `Transfer.offer`."""
         return self.name
 
     @abstractmethod

@@ -176,7 +176,8 @@ class MemoryChannel:
 
     def _place(self, index: int) -> memoryview:
         try:
-            return self._writable()(index).cast("B")
+            place: memoryview = self._writable()(index).cast("B")
+            return place
         except IndexError:
             raise TransferFailed("refused: no such block in the reservation") from None
 

@@ -1,4 +1,5 @@
-"""Transfers over a communicator of two ranks, made for one channel: blocks are gathered, passed on, and scattered.
+"""Transfers over a communicator of two ranks, made for one channel: blocks are gathered, passed on, and scattered, or
+passed on as they lie.
 
 The target is rank 0, the source rank 1. A connection of our own says what comes, frame by frame, and carries the
 answers; handles are checked there. The communicator's own connections are not authenticated: it belongs on a closed
@@ -7,10 +8,11 @@ network. No group exists that other instances are part of, so none has to be reb
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,27 +39,51 @@ CONNECT_S = 3.0
 
 
 class Work(Protocol):
-    """Bytes on their way."""
+    """Bytes that are expected."""
 
-    def wait(self) -> object:
-        """Return when they have arrived, or were sent. Raises `RuntimeError`, also after the group's deadline."""
+    def wait(self, may_go_on: Callable[[], bool]) -> None:
+        """Return when they have arrived; may give up once `may_go_on` says no. Raises `RuntimeError`, also after the
+        group's deadline: then nothing is written into the slot any more."""
         ...
 
 
 class Group(Protocol):
-    """A communicator of two ranks. Raises `RuntimeError` when the other is gone."""
+    """A communicator of two ranks. Raises `RuntimeError` when the other is gone. Its calls never overlap, but for
+    `Work.wait` and `store`, which wait in threads.
 
-    def send(self, memory: Any, start: int, length: int, tag: int) -> Work: ...
+    Frames whose pieces are short go through slots. A slot of None says that they do not.
+    """
 
-    def receive(self, memory: Any, start: int, length: int, tag: int) -> Work: ...
+    def is_direct(self, length: int) -> bool:
+        """Whether pieces so long need no slot. Both ranks say the same."""
+        ...
+
+    def send(self, slot: Slot[Any] | None, views: Sequence[Any]) -> object:
+        """Put pieces of equal length on their way. Runs in a thread. What it returns must live until they are there.
+        If they went through a slot, they are not read any more when it returns."""
+        ...
+
+    def receive(self, slot: Slot[Any] | None, views: Sequence[Any]) -> Work:
+        """Expect a frame, in a slot or in the pieces themselves. Runs on the event loop; the order of calls is that of
+        the other's sends."""
+        ...
+
+    def store(self, slot: Slot[Any] | None, views: Sequence[Any], may_go_on: Callable[[], bool]) -> bool:
+        """Put a frame that has arrived into its pieces; False if told to stop. Runs in a thread; done when it
+        returns."""
+        ...
+
+    def checksum(self, views: Sequence[Any], indexes: bytes) -> int:
+        """CRC-32 of indexes and pieces. Runs in a thread."""
+        ...
 
     def close(self) -> None:
-        """May take a while."""
+        """May take a while; afterwards no slot is read or written."""
         ...
 
 
 class PairedTransfer(TcpEndpoint):
-    """One process's endpoint. A backend says how groups and memory for slots are made, and how bytes get in and out."""
+    """One process's endpoint. A backend says how groups and memory for slots are made."""
 
     connect_s = CONNECT_S
 
@@ -74,18 +100,6 @@ class PairedTransfer(TcpEndpoint):
     @abstractmethod
     def _group(self, store: PairStore, rank: int) -> Group:
         """Meet the other rank. Runs in a thread. Raises `RuntimeError`."""
-
-    @abstractmethod
-    def gather(self, slot: Slot[Any], views: Sequence[Any]) -> None:
-        """Put pieces of equal length into a slot, one behind the other. Runs in a thread."""
-
-    @abstractmethod
-    def scatter(self, slot: Slot[Any], views: Sequence[Any], may_go_on: Callable[[], bool]) -> bool:
-        """Put a slot's bytes into pieces; False if told to stop. Runs in a thread; done when it returns."""
-
-    @abstractmethod
-    def checksum(self, views: Sequence[Any], indexes: bytes) -> int:
-        """CRC-32 of indexes and pieces."""
 
     async def stop(self) -> None:
         """Close everything; threads end as soon as they have let go."""
@@ -104,7 +118,18 @@ class PairedTransfer(TcpEndpoint):
             self.executor.submit(group.close)
 
     async def _meet(self, stream: Stream, rank: int) -> Group:
-        return await meet(stream, self.executor, CONNECT_S, lambda store: self._group(store, rank))
+        made: list[Group] = []
+
+        def make(store: PairStore) -> Group:
+            made.append(self._group(store, rank))
+            return made[0]
+
+        try:
+            return await meet(stream, self.executor, self.connect_s, make)
+        except BaseException:  # cancelled, or the other left, when this one had met it
+            for group in made:
+                self.executor.submit(group.close)
+            raise
 
 
 class PairedChannel(FrameChannel):
@@ -114,48 +139,49 @@ class PairedChannel(FrameChannel):
         super().__init__(stream, transfer.budget, left)
         self._transfer = transfer
         self._group = group
-        self._tags = itertools.count()
+        self._stuck: list[tuple[Slot[Any] | None, object]] = []
 
     def _home(self, view: Any) -> tuple[object, int]:
         return None, 0
 
     async def _send_frame(self, frame: list[Piece], is_checked: bool) -> Callable[[], None]:
-        slots = self._transfer.outgoing
-        slot = await slots.take()
+        slot = None if self._group.is_direct(len(frame[0].view)) else await self._transfer.outgoing.take()
         try:
             work = await self._pass(slot, frame, is_checked)
         except RuntimeError as error:
-            slots.give_back(slot)
+            self._keep_back(slot, None)
             raise PeerGone(str(error)) from error
         except BaseException:
-            slots.give_back(slot)
+            self._keep_back(slot, None)
             raise
+        return partial(self._let_go, slot, work)
 
-        def let_go() -> None:
-            nonlocal work
-            work = None  # it must live until the bytes are there
-            slots.give_back(slot)
+    def _let_go(self, slot: Slot[Any] | None, work: object) -> None:
+        if self._is_closed:
+            self._keep_back(slot, work)
+        elif slot is not None:
+            self._transfer.outgoing.give_back(slot)
 
-        return let_go
+    def _keep_back(self, slot: Slot[Any] | None, work: object) -> None:
+        """The group may still be reading: until it has ended."""
+        self._stuck.append((slot, work))
 
-    async def _pass(self, slot: Slot[Any], frame: list[Piece], is_checked: bool) -> Work | None:
+    async def _pass(self, slot: Slot[Any] | None, frame: list[Piece], is_checked: bool) -> object:
         transfer, first = self._transfer, frame[0]
         indexes = np.array([piece.block for piece in frame], "<u4").tobytes()
 
-        def gather() -> bytes:
+        def send() -> tuple[object, bytes]:
             views = [piece.view for piece in frame]
-            transfer.gather(slot, views)
-            return wire.CHECKSUM.pack(transfer.checksum(views, indexes)) if is_checked else b""
+            crc = wire.CHECKSUM.pack(self._group.checksum(views, indexes)) if is_checked else b""
+            return self._group.send(slot, views), crc
 
-        crc = await in_thread(transfer.executor, gather)
-        length = len(first.view)
-        work = self._group.send(slot.memory, slot.start, length * len(frame), next(self._tags))
+        work, crc = await in_thread(transfer.executor, send)
         header = wire.Header(
             op=wire.OP_BLOCKS,
             flags=wire.FLAG_CHECKSUM if is_checked else 0,
             region=0,
             pieces=len(frame),
-            length=length,
+            length=len(first.view),
             whole=first.whole,
             skip=first.skip,
         )
@@ -163,7 +189,14 @@ class PairedChannel(FrameChannel):
         return work
 
     def _ended(self) -> None:
-        self._transfer.executor.submit(self._group.close)
+        closing = asyncio.get_running_loop().run_in_executor(self._transfer.executor, self._group.close)
+        closing.add_done_callback(lambda _: self._give_back_stuck())
+
+    def _give_back_stuck(self) -> None:
+        for slot, _ in self._stuck:
+            if slot is not None:
+                self._transfer.outgoing.give_back(slot)
+        self._stuck.clear()
 
 
 class PairedReceiver(FrameReceiver):
@@ -174,36 +207,40 @@ class PairedReceiver(FrameReceiver):
         super().__init__(stream, reservation, executor)
         self._transfer = transfer
         self._group = group
-        self._tags = itertools.count()
 
     async def _take_blocks(self, header: wire.Header) -> None:
         indexes = await self._indexes(header)
         theirs = await self._checksum(header)
-        transfer, slots = self._transfer, self._transfer.incoming
-        slot = await slots.take()
+        group, slots = self._group, self._transfer.incoming
+        slot = None if group.is_direct(header.length) else await slots.take()
         try:
             views = self._views(header, indexes)
-            work = self._group.receive(slot.memory, slot.start, header.pieces * header.length, next(self._tags))
+            work = group.receive(slot, views)
         except RuntimeError as error:
-            slots.give_back(slot)
+            _give_back(slots, slot)
             raise PeerGone(str(error)) from error
         except BaseException:
-            slots.give_back(slot)
+            _give_back(slots, slot)
             raise
 
         def store() -> int:
             try:
-                work.wait()
-                if not transfer.scatter(slot, views, self._may_go_on):
+                work.wait(self._may_go_on)
+                if not group.store(slot, views, self._may_go_on):
                     return rpc_format.UNKNOWN_HANDLE
-                is_right = theirs is None or transfer.checksum(views, indexes) == theirs
+                is_right = theirs is None or group.checksum(views, indexes) == theirs
                 return rpc_format.STORED if is_right else rpc_format.BAD_CHECKSUM
             except RuntimeError:
                 return rpc_format.BAD_FRAME  # the group broke: whoever hears this is told, the other is gone
             finally:
                 views.clear()  # whoever keeps the job must not hold on to the engine's memory
 
-        self._start(store, header.pieces, lambda: slots.give_back(slot))
+        self._start(store, header.pieces, lambda: _give_back(slots, slot))
+
+
+def _give_back(slots: Slots[Any], slot: Slot[Any] | None) -> None:
+    if slot is not None:
+        slots.give_back(slot)
 
 
 def _threads() -> ThreadPoolExecutor:

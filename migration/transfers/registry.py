@@ -14,6 +14,7 @@ from midstream.migration.transfers.shm_memory import Region
 
 TRANSFERS = {
     "shm": "midstream.migration.transfers.shm:ShmTransfer",
+    "nccl": "midstream.migration.transfers.nccl:NcclTransfer",
     "gloo": "midstream.migration.transfers.gloo:GlooTransfer",
     "rpc": "midstream.migration.transfers.rpc:RpcTransfer",
     "memory": "midstream.migration.transfers.memory:MemoryTransfer",

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 
 from midstream.migration.transfers import rpc_format as wire
-from midstream.migration.transfers.base import Sink
+from midstream.migration.transfers.base import Bytes, Sink
 from midstream.migration.transfers.rpc_socket import PeerClosed, Stream
 
 
@@ -105,7 +105,7 @@ async def _store(stream: Stream, header: wire.Header, reservation: Reservation) 
         views.clear()  # a traceback that outlives us must not hold on to the engine's memory
 
 
-def place(reservation: Reservation, index: int, length: int) -> memoryview:
+def place(reservation: Reservation, index: int, length: int) -> Bytes:
     """The reserved memory of a block that has so many bytes at its source. Raises `Refusal`."""
     if not reservation.is_open:
         raise Refusal(wire.UNKNOWN_HANDLE)

@@ -87,6 +87,7 @@ def test_the_founding_curves_are_there_for_orientation() -> None:
     [
         (["--sizes", "many"], "whole numbers"),
         (["--sizes", ""], "at least one"),
+        (["--backends", "nccl"], "no raw medium to compare 'nccl'"),
         (["--layouts", "round"], "no layout 'round'"),
         (["--backends", "pigeon"], "no transfer is called 'pigeon'"),
     ],

@@ -56,7 +56,11 @@ KINDS: dict[str, Callable[[], MakeTransfer]] = {
 }
 """A new transfer is held to the contract by one line here."""
 if importlib.util.find_spec("torch") is not None:
+    from tests.migration.nccl_on_cpu import OnCpu
+
     KINDS["gloo"] = lambda: lambda _: make_transfer("gloo", HERE)
+    KINDS["gloo-direct"] = lambda: lambda _: make_transfer("gloo", HERE, direct_bytes=1)
+    KINDS["nccl-on-cpu"] = lambda: lambda _: OnCpu(HERE)
 
 
 @pytest.fixture(params=KINDS)

@@ -8,7 +8,8 @@ import pytest
 
 from tests.migration import transfer_storm
 
-NAMES = [name for name in transfer_storm.BACKENDS if name != "gloo" or importlib.util.find_spec("torch") is not None]
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+NAMES = [name for name in transfer_storm.BACKENDS if HAS_TORCH or name not in transfer_storm.NEED_TORCH]
 
 
 @pytest.mark.parametrize("backend", NAMES)

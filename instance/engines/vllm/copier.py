@@ -13,7 +13,8 @@ from midstream.control.errors import MidstreamError, TransferFailed
 from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.frames import frame, read_frame
 from midstream.instance.engines.vllm.kv_memory import KvMemory, Window
-from midstream.migration.transfers.base import Channel, Transfer, Where
+from midstream.migration.transfers.base import Bytes, Channel, Where
+from midstream.migration.transfers.endpoint import Endpoint
 from midstream.migration.transfers.registry import make_transfers
 from midstream.migration.transfers.shm_memory import Region
 
@@ -39,7 +40,7 @@ class Copier:
         self._rank = rank
         self._memory = memory
         self._regions = regions
-        self._transfers: Mapping[str, Transfer] = {}
+        self._transfers: Mapping[str, Endpoint] = {}
         self._channels: dict[str, tuple[str, Channel]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._arriving: dict[str, Window] = {}
@@ -104,19 +105,24 @@ class Copier:
             advertise_host=order.advertise_host or None,
             bytes_per_s=order.bytes_per_s,
             stall_s=order.stall_s,
+            kv_device=self._memory.device,
         )
         self._transfers = make_transfers(order.transfers, where, self._regions)
         endpoints = [(transfer.offer, await transfer.start()) for transfer in self._transfers.values()]
         return calls.Done(endpoints=tuple(endpoints))
 
-    async def _open_window(self, how: Callable[[Sequence[int]], Window], block_ids: Sequence[int]) -> Window:
+    async def _open_window(
+        self, transfer: Endpoint, how: Callable[[Sequence[int]], Window], block_ids: Sequence[int]
+    ) -> Window:
+        if transfer.is_on_device:
+            return self._memory.in_place(block_ids)
         return await asyncio.to_thread(how, block_ids) if self._memory.is_staged else how(block_ids)
 
     async def _expect(self, order: calls.Expect) -> None:
-        window = await self._open_window(self._memory.writing, order.block_ids)
+        transfer = self._transfer(order.transfer)
+        window = await self._open_window(transfer, self._memory.writing, order.block_ids)
         self._arriving[order.handle] = window
-        sink = Incoming(window, order.first, len(order.block_ids), len(self._memory.planes))
-        self._transfer(order.transfer).expect(order.handle, sink)
+        transfer.expect(order.handle, Incoming(window, order.first, len(order.block_ids), len(self._memory.planes)))
 
     async def _forget(self, order: calls.Forget) -> None:
         await self._transfer(order.transfer).forget(order.handle)
@@ -128,7 +134,7 @@ class Copier:
         else:
             window.land()
 
-    def _transfer(self, name: str) -> Transfer:
+    def _transfer(self, name: str) -> Endpoint:
         transfer = self._transfers.get(name)
         if transfer is None:
             raise TransferFailed(f"no transfer {name!r} here")
@@ -137,7 +143,8 @@ class Copier:
     async def _send(self, order: calls.SendBlocks) -> calls.Done:
         try:
             channel = await self._channel(order)
-            window = await self._open_window(self._memory.reading, order.block_ids)
+            transfer = self._transfer(order.transfer)
+            window = await self._open_window(transfer, self._memory.reading, order.block_ids)
             return await self._send_in_parts(order, window, channel)
         except BaseException:
             await self._hang_up(order.channel)
@@ -156,7 +163,7 @@ class Copier:
             moved_ms += report.duration_ms
         return calls.Done(copied_bytes=copied_bytes, duration_ms=moved_ms)
 
-    def _outgoing(self, order: calls.SendBlocks, window: Window, places: range) -> Iterator[tuple[int, memoryview]]:
+    def _outgoing(self, order: calls.SendBlocks, window: Window, places: range) -> Iterator[tuple[int, Bytes]]:
         """Pieces of equal length together, so that they fill a frame; a block's planes lie at even distances."""
         count = len(self._memory.planes)
         alike: dict[int, list[int]] = {}
@@ -205,7 +212,7 @@ class Incoming:
         self._blocks = blocks
         self._planes = planes
 
-    def __call__(self, index: int) -> memoryview:
+    def __call__(self, index: int) -> Bytes:
         """The memory of one plane of one block. Raises `IndexError` outside the reservation."""
         block, plane = divmod(index, self._planes)
         if not 0 <= block - self._first < self._blocks:

@@ -10,7 +10,7 @@ import msgspec
 from midstream.control.errors import TransferFailed
 from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.frames import frame, read_frame
-from midstream.migration.transfers.choice import name_of
+from midstream.migration.transfers.choice import is_usable, name_of
 
 CONNECT_S = 30.0
 
@@ -97,7 +97,9 @@ class CopierLink:
         answers = await self.all(order)
         ranks = [dict(answer.endpoints) for answer in answers]
         self.offers = tuple(offer for offer in ranks[0] if all(offer in rank for rank in ranks))
-        self.addresses = {name_of(offer): ",".join(rank[offer] for rank in ranks) for offer in self.offers}
+        self.addresses = {
+            name_of(offer): ",".join(rank[offer] for rank in ranks) for offer in self.offers if is_usable(offer)
+        }
 
     async def all(self, what: calls.ToCopier) -> list[calls.Done]:
         """The same call to every worker."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from midstream.control.errors import BadInput
+from midstream.migration.transfers.base import Bytes
+from midstream.migration.transfers.device_range import DeviceRange
 
 
 class Plane(NamedTuple):
@@ -27,7 +30,7 @@ class Plane(NamedTuple):
 class Window(Protocol):
     """Some blocks' bytes, by their place in the list they were asked for with."""
 
-    def view(self, place: int, plane: int) -> memoryview:
+    def view(self, place: int, plane: int) -> Bytes:
         """The bytes, writable if the window is."""
         ...
 
@@ -42,6 +45,8 @@ class KvMemory(Protocol):
     planes: list[Plane]
     is_staged: bool
     """Whether opening and landing take time: not for an event loop."""
+    device: str | None
+    """The device it lies in; None: the host's memory."""
 
     @property
     def block_bytes(self) -> int: ...
@@ -52,6 +57,10 @@ class KvMemory(Protocol):
 
     def writing(self, block_ids: Sequence[int]) -> Window:
         """Blocks that nobody reads before the window has landed. Raises `IndexError`."""
+        ...
+
+    def in_place(self, block_ids: Sequence[int]) -> Window:
+        """The blocks themselves as `DeviceRange`s, to read and to write. Raises `IndexError`."""
         ...
 
 
@@ -65,6 +74,7 @@ class _Memory:
 
     def __init__(self, tensors: list[Any], blocks: int) -> None:
         self._tensors = tensors  # kept: planes are bare addresses
+        self.device = None if tensors[0].device.type == "cpu" else str(tensors[0].device)
         self._blocks = blocks
         self.planes: list[Plane] = []
         self._owners: list[Any] = []
@@ -82,6 +92,19 @@ class _Memory:
         for block_id in block_ids:
             if not 0 < block_id < self._blocks:
                 raise IndexError(f"no block {block_id}")
+
+    def in_place(self, block_ids: Sequence[int]) -> Window:
+        """See `KvMemory`."""
+        self._check(block_ids)
+        return DeviceWindow(self.planes, self._allocations, block_ids)
+
+    @cached_property
+    def _allocations(self) -> list[torch.Tensor]:
+        """The whole allocation that each plane lies in, as bytes; one object for each, as `DeviceRange` wants it."""
+        flat: dict[int, torch.Tensor] = {}
+        for tensor in self._owners:
+            flat.setdefault(tensor.untyped_storage().data_ptr(), _bytes_of(tensor))
+        return [flat[tensor.untyped_storage().data_ptr()] for tensor in self._owners]
 
 
 class DirectMemory(_Memory):
@@ -112,6 +135,24 @@ class DirectWindow:
         """They are there already."""
 
 
+class DeviceWindow:
+    """The blocks themselves, in a device's memory."""
+
+    def __init__(self, planes: list[Plane], allocations: list[torch.Tensor], block_ids: Sequence[int]) -> None:
+        self._planes = planes
+        self._allocations = allocations
+        self._block_ids = block_ids
+
+    def view(self, place: int, plane: int) -> DeviceRange:
+        """One plane of a block."""
+        start, stride, length = self._planes[plane]
+        flat = self._allocations[plane]
+        return DeviceRange(flat, start + self._block_ids[place] * stride - flat.data_ptr(), length)
+
+    def land(self) -> None:
+        """They are there already."""
+
+
 class StagedMemory(_Memory):
     """Memory of a device: gathered into host memory, scattered from it, on a stream of its own.
 
@@ -129,10 +170,8 @@ class StagedMemory(_Memory):
 
     def _as_bytes(self, tensor: Any, plane: Plane) -> torch.Tensor:
         """One plane of all blocks, as a matrix of bytes over the tensor's own storage."""
-        storage = tensor.untyped_storage()
-        whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-        offset = plane.start - storage.data_ptr()
-        return whole.as_strided((self._blocks, plane.length), (plane.stride, 1), offset)
+        whole = _bytes_of(tensor)
+        return whole.as_strided((self._blocks, plane.length), (plane.stride, 1), plane.start - whole.data_ptr())
 
     def reading(self, block_ids: Sequence[int]) -> Window:
         """See `KvMemory`."""
@@ -187,6 +226,11 @@ class StagedWindow:
         """Copy everything to the device and wait for it."""
         if len(self.index):
             self._memory.scatter(self)
+
+
+def _bytes_of(tensor: Any) -> torch.Tensor:
+    """A tensor's whole allocation."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def planes_of(tensor: Any, blocks: int) -> list[Plane]:

@@ -18,6 +18,7 @@ from midstream.instance.engines.vllm import calls, copier
 from midstream.instance.engines.vllm.copier import PART_BYTES, parts, start_copier
 from midstream.instance.engines.vllm.copier_link import CopierLink
 from midstream.instance.engines.vllm.kv_memory import DirectMemory, StagedMemory
+from midstream.migration.transfers import registry
 from tests.instance.engines.vllm.proxy import VllmLink
 
 BLOCKS, LAYERS = 9, 3
@@ -32,7 +33,11 @@ class Side(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def side(
-    path: Path, fill: int, workers: int = 1, kind: type[DirectMemory] | type[StagedMemory] = DirectMemory
+    path: Path,
+    fill: int,
+    workers: int = 1,
+    kind: type[DirectMemory] | type[StagedMemory] = DirectMemory,
+    transfer: str = "rpc",
 ) -> AsyncIterator[Side]:
     """One engine's copiers; every worker has tensors of its own."""
     link = CopierLink()
@@ -43,7 +48,7 @@ async def side(
         memory = kind(tensors[rank * LAYERS : (rank + 1) * LAYERS], BLOCKS)
         threads.append(start_copier(str(path), rank, memory))
     try:
-        await link.open(workers, OPEN)
+        await link.open(workers, msgspec.structs.replace(OPEN, transfers=(transfer,)))
         yield Side(link, tensors, threads)
     finally:
         await link.stop()
@@ -58,9 +63,17 @@ async def sides(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield a, b
 
 
-def send(address: str, handle: str, block_ids: tuple[int, ...], first: int = 0) -> calls.SendBlocks:
+def send(
+    address: str, handle: str, block_ids: tuple[int, ...], first: int = 0, transfer: str = "rpc"
+) -> calls.SendBlocks:
     return calls.SendBlocks(
-        channel="run", transfer="rpc", address=address, handle=handle, first=first, block_ids=block_ids, checksum=True
+        channel="run",
+        transfer=transfer,
+        address=address,
+        handle=handle,
+        first=first,
+        block_ids=block_ids,
+        checksum=True,
     )
 
 
@@ -76,6 +89,30 @@ async def test_P05_blocks_arrive_where_they_were_expected_and_nowhere_else(sides
         assert tensor[7].eq(10 + number).all()
         assert tensor[5].eq(20 + number).all()
         assert tensor[[0, 1, 2, 3, 4, 6, 8]].eq(0).all()
+
+
+async def test_P05_over_nccl_blocks_go_from_the_tensors_into_the_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry.TRANSFERS, "nccl", "tests.migration.nccl_on_cpu:NcclOnCpu")
+    to = {"kind": StagedMemory, "transfer": "nccl"}
+    async with side(tmp_path / "a", 1, **to) as a, side(tmp_path / "b", 0, **to) as b:  # type: ignore[arg-type]
+        for number, tensor in enumerate(a.tensors):
+            tensor[2], tensor[3] = 10 + number, 20 + number
+        assert b.link.offers == ("nccl@cpu",)
+        await b.link.all(calls.Expect(transfer="nccl", handle="h", first=0, block_ids=(7, 5)))
+        await a.link.all(send(b.link.addresses["nccl"], "h", (2, 3), transfer="nccl"))
+        for number, tensor in enumerate(b.tensors):
+            assert tensor[7].eq(10 + number).all()
+            assert tensor[5].eq(20 + number).all()
+            assert tensor[[0, 1, 2, 3, 4, 6, 8]].eq(0).all()
+        await b.link.all(calls.Forget(transfer="nccl", handle="h", is_kept=True))
+
+
+async def test_P26_an_engine_in_host_memory_says_why_it_has_no_nccl(tmp_path: Path) -> None:
+    async with side(tmp_path / "a", 1, transfer="nccl") as a:
+        assert a.link.offers == ("nccl!KV is in host memory",)
+        assert a.link.addresses == {}
 
 
 async def test_P05_outside_the_reservation_nothing_is_written(sides: tuple[Side, Side]) -> None:

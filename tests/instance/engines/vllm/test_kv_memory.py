@@ -62,11 +62,24 @@ def test_P05_what_landed_is_where_it_was_read_from_and_nowhere_else(layout: str,
     assert all(target.select(dimension, block).eq(0).all() for block in (0, 1, 2, 4, 5))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_P05_ranges_of_a_device_are_the_bytes_that_windows_show(layout: str) -> None:
+    tensor = LAYOUTS[layout][0]
+    memory = DirectMemory([tensor, tensor.clone()], BLOCKS)
+    ranges, window = memory.in_place((4, 1)), memory.reading((4, 1))
+    places = [(place, plane) for place in range(2) for plane in range(len(memory.planes))]
+    pieces = [ranges.view(*where) for where in places]
+    assert [bytes(p.flat[p.start : p.start + len(p)].numpy()) for p in pieces] == [
+        bytes(window.view(*where)) for where in places
+    ]
+    assert len({id(piece.flat) for piece in pieces}) == 2
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("block", [-1, 0, BLOCKS])
 def test_P05_the_null_block_and_what_lies_outside_cannot_be_had(block: int, kind: str) -> None:
     memory = KINDS[kind]([numbered(BLOCKS, 2, 2)], BLOCKS)
-    for how in (memory.reading, memory.writing):
+    for how in (memory.reading, memory.writing, memory.in_place):
         with pytest.raises(IndexError):
             how((1, block))
 
