@@ -84,8 +84,11 @@ class FrameReceiver(ABC):
         return [place(self._reservation, block, header.whole)[header.skip : end] for block in blocks]
 
     def _start(self, store: Callable[[], int], pieces: int, let_go: Callable[[], None] | None = None) -> None:
-        """Have `store` run in a thread, and its code told to the peer; then `let_go` of what it needed."""
-        job = asyncio.get_running_loop().run_in_executor(self._executor, store)
+        """Have `store` run in a thread. See `_follow`."""
+        self._follow(asyncio.get_running_loop().run_in_executor(self._executor, store), pieces, let_go)
+
+    def _follow(self, job: asyncio.Future[int], pieces: int, let_go: Callable[[], None] | None = None) -> None:
+        """Have the code that `job` ends with told to the peer; then `let_go` of what it needed."""
         self._jobs[job] = pieces
         if let_go is not None:
             job.add_done_callback(lambda _: let_go())
