@@ -19,6 +19,8 @@ from midstream.migration.transfers.threads import settled
 class FrameReceiver(ABC):
     """One connection. Frames are stored by threads while the next ones are looked up, and answered in order."""
 
+    frame_bytes_max = wire.FRAME_BYTES_MAX
+
     def __init__(self, stream: Stream, reservation: Reservation, executor: Executor) -> None:
         self._stream = stream
         self._reservation = reservation
@@ -64,7 +66,7 @@ class FrameReceiver(ABC):
             header = wire.unpack_header(await self._stream.read(wire.HEADER.size, is_idle=True))
             if self._refused != rpc_format.STORED:
                 raise Refusal(self._refused)
-            if len(self._jobs) > wire.FRAMES_AHEAD_MAX:
+            if len(self._jobs) > wire.FRAMES_AHEAD_MAX or header.pieces * header.length > self.frame_bytes_max:
                 raise Refusal(rpc_format.BAD_FRAME)
             await (self._take_region() if header.op == wire.OP_REGION else self._take_blocks(header))
 

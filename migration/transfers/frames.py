@@ -146,18 +146,23 @@ def _pieces(blocks: Sequence[tuple[int, Any]], home: Home) -> Iterator[Piece]:
         view = block.cast("B") if isinstance(block, memoryview) and block.format != "B" else block
         whole = len(view)
         where, offset = home(view)
-        if whole <= wire.FRAME_BYTES_MAX:
+        bytes_max = _bytes_max(where)
+        if whole <= bytes_max:
             yield Piece(index, view, whole, 0, where, offset)
             continue
-        for skip in range(0, whole, wire.FRAME_BYTES_MAX):
-            yield Piece(index, view[skip : skip + wire.FRAME_BYTES_MAX], whole, skip, where, offset + skip)
+        for skip in range(0, whole, bytes_max):
+            yield Piece(index, view[skip : skip + bytes_max], whole, skip, where, offset + skip)
 
 
 def _fits(frame: list[Piece], piece: Piece) -> bool:
-    first = frame[0]
+    first, count = frame[0], len(frame)
     return (
-        (piece.whole, piece.skip, piece.home) == (first.whole, 0, first.home)
-        and first.whole <= wire.FRAME_BYTES_MAX
-        and len(frame) < wire.FRAME_PIECES_MAX
-        and (len(frame) + 1) * first.whole <= wire.FRAME_BYTES_MAX
+        piece.whole == first.whole == len(first.view)
+        and piece.home is first.home
+        and count < wire.FRAME_PIECES_MAX
+        and (count + 1) * first.whole <= _bytes_max(first.home)
     )
+
+
+def _bytes_max(home: object) -> int:
+    return wire.FRAME_BYTES_MAX if home is None else wire.LENT_BYTES_MAX

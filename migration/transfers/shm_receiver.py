@@ -22,6 +22,8 @@ from midstream.migration.transfers.threads import in_thread
 class ShmReceiver(FrameReceiver):
     """One connection, and the peer's regions that it speaks of."""
 
+    frame_bytes_max = wire.LENT_BYTES_MAX
+
     def __init__(
         self, stream: Stream, reservation: Reservation, mappings: Mappings, copier: Copier, executor: Executor
     ) -> None:
@@ -48,8 +50,9 @@ class ShmReceiver(FrameReceiver):
             os.close(number)
 
     async def _take_blocks(self, header: wire.Header) -> None:
-        indexes = await self._indexes(header)
-        mapping, offsets = self._sources(header, await self._stream.read(8 * header.pieces))
+        table = await self._stream.read(12 * header.pieces)
+        indexes = table[: 4 * header.pieces]
+        mapping, offsets = self._sources(header, table[4 * header.pieces :])
         theirs = await self._checksum(header)
         views = self._views(header, indexes)
         targets = np.array([address_of(view) for view in views], np.int64)
