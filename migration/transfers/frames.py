@@ -9,7 +9,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from midstream.control.errors import TransferFailed
 from midstream.migration.transfers import frame_format as wire
@@ -17,6 +17,9 @@ from midstream.migration.transfers import rpc_format
 from midstream.migration.transfers.base import Channel, CopyReport
 from midstream.migration.transfers.budget import Budget
 from midstream.migration.transfers.rpc_socket import Stream
+from midstream.migration.transfers.slots import Slot, Slots
+
+M = TypeVar("M")
 
 
 class Piece(NamedTuple):
@@ -96,6 +99,12 @@ class FrameChannel(ABC):
             raise TransferFailed(f"refused: {rpc_format.reason(code)}")
         self._unanswered.popleft()
         let_go()
+
+    async def _slot(self, slots: Slots[M]) -> Slot[M]:
+        """A slot for the next frame. Earlier frames of ours hold theirs until their answers are read: that comes first."""
+        while (slot := slots.take_now()) is None and self._unanswered:
+            await self._answer()
+        return slot or await slots.take()
 
     async def _part(self) -> None:
         """Close, and wait until the target has let go of our memory."""

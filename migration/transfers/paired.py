@@ -121,7 +121,7 @@ class PairedChannel(FrameChannel):
 
     async def _send_frame(self, frame: list[Piece], is_checked: bool) -> Callable[[], None]:
         slots = self._transfer.outgoing
-        slot = await slots.take()
+        slot = await self._slot(slots)
         try:
             work = await self._pass(slot, frame, is_checked)
         except RuntimeError as error:

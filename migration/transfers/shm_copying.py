@@ -5,6 +5,7 @@ python -m midstream.migration.transfers.shm_copying DESCRIPTOR
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import signal
@@ -70,12 +71,11 @@ def serve(orders: socket.socket) -> None:
         order, files, _, _ = socket.recv_fds(orders, ORDER_BYTES_MAX, 1)
         if not order:
             return
-        answer = copying.obey(order, list(files))
-        if answer is not None:
+        if (answer := copying.obey(order, list(files))) is not None:
             orders.send(answer)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started us says when it is over
-    with socket.socket(fileno=int(sys.argv[1])) as end:
+    with socket.socket(fileno=int(sys.argv[1])) as end, contextlib.suppress(ConnectionError):
         serve(end)
