@@ -101,7 +101,7 @@ class FrameChannel(ABC):
         let_go()
 
     async def _slot(self, slots: Slots[M]) -> Slot[M]:
-        """A slot for the next frame. Earlier frames of ours hold theirs until their answers are read: that comes first."""
+        """A slot for the next frame. Frames of ours hold theirs until their answers are read: that comes first."""
         while (slot := slots.take_now()) is None and self._unanswered:
             await self._answer()
         return slot or await slots.take()
