@@ -250,23 +250,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moves", type=int, default=1_000)
     parser.add_argument("--backends", default=",".join(BACKENDS))
+    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     done: dict[str, str] = {}
-    if STATE.exists() and (was := json.loads(STATE.read_text(encoding="utf-8")))["moves"] == options.moves:
+    order = {"moves": options.moves, "seed": options.seed}
+    if STATE.exists() and (was := json.loads(STATE.read_text(encoding="utf-8")))["order"] == order:
         done = was["done"]
     is_clean = True
     for backend in options.backends.split(","):
         if backend in done:
             say(f"{done[backend]} (before the interruption)")
             continue
-        ends, more = asyncio.run(storm(backend, options.moves, progress=lambda count, of=backend: show(of, count)))
+        ends, more = asyncio.run(
+            storm(backend, options.moves, seed=options.seed, progress=lambda count, of=backend: show(of, count))
+        )
         is_clean = is_clean and not any(more)
         done[backend] = f"{backend}: {summary(ends, more)}"
         say(done[backend])
         if not any(more):
             STATE.parent.mkdir(exist_ok=True)
-            STATE.write_text(json.dumps({"moves": options.moves, "done": done}), encoding="utf-8")
+            STATE.write_text(json.dumps({"order": order, "done": done}), encoding="utf-8")
     STATE.unlink(missing_ok=True)
     say("nothing was left over" if is_clean else "LEFT OVER: see above")
     return int(not is_clean)
