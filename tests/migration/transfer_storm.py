@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import structlog
 
 from midstream.control.errors import TransferFailed
@@ -60,6 +61,11 @@ def left() -> Left:
     return Left(len(list(Path("/proc/self/fd").iterdir())), maps.count("memfd:midstream-kv"), children)
 
 
+def is_equal(one: memoryview, other: memoryview) -> bool:
+    """Without taking the event loop's time: comparing views byte by byte takes 40 ms."""
+    return bool((np.frombuffer(one, np.uint64) == np.frombuffer(other, np.uint64)).all())
+
+
 class Landing:
     """Where one move's blocks arrive."""
 
@@ -72,7 +78,7 @@ class Landing:
 
     def clear(self) -> None:
         """Raises `BufferError` while anybody still holds memory of its own."""
-        self.view[:] = bytes(len(self.view))
+        np.frombuffer(self.view, np.uint64)[:] = 0
         if self._own is not None:
             self.view.release()
             self._own.append(0)
@@ -158,7 +164,7 @@ class Storm:
         await target.transfer.forget(handle)
         ended = "cancelled" if move.cancelled() else "moved" if move.exception() is None else "failed"
         assert fate != "left alone" or ended == "moved", move.exception()
-        assert ended != "moved" or bytes(landing.view) == bytes(source.content), "other bytes arrived"
+        assert ended != "moved" or is_equal(landing.view, source.content), "other bytes arrived"
         self.ends[ended] += 1
 
     async def _move(self, source: Node, address: str, handle: str) -> None:
