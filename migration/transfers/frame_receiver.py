@@ -104,7 +104,8 @@ class FrameReceiver(ABC):
             self._stored(job, pieces)
 
     def _stored(self, job: asyncio.Future[int], pieces: int) -> None:
-        code = job.result() if job.exception() is None else rpc_format.BAD_FRAME
+        is_well = not job.cancelled() and job.exception() is None
+        code = job.result() if is_well else rpc_format.BAD_FRAME
         if code == rpc_format.STORED:
             self._answer(code, pieces)
         elif self._refused == rpc_format.STORED:

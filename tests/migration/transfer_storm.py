@@ -28,11 +28,13 @@ import structlog
 
 from midstream.control.errors import TransferFailed
 from midstream.migration.transfers.base import Transfer, Where
-from midstream.migration.transfers.registry import make_transfer
+from midstream.migration.transfers.registry import make_transfers
 from midstream.migration.transfers.shm_memory import Region
 
 SECRET = b"a secret of the storm"
 HERE = Where(bind_host="127.0.0.1", secret=SECRET)
+PATIENT = Where(bind_host="127.0.0.1", secret=SECRET, stall_s=5.0)
+"""A busy machine is no reason for a move to fail: what is left over is what counts."""
 BACKENDS = ("shm", "rpc", "gloo")
 BLOCK_BYTES = 65_536
 BLOCKS = 64
@@ -93,7 +95,9 @@ class Node:
         self.content = self.region.view[:size]
         self.content[:] = random.Random(seed).randbytes(size)
         self.free = [self.region.view[(1 + number) * size : (2 + number) * size] for number in range(LANDINGS)]
-        self.transfer: Transfer = make_transfer(backend, HERE, [self.region])
+        transfer = make_transfers([backend], PATIENT, [self.region])[backend]
+        transfer.connect_s = PATIENT.stall_s
+        self.transfer: Transfer = transfer
         self.address = ""
 
     @contextlib.contextmanager
