@@ -43,7 +43,8 @@ class Copier:
         self._numbers = itertools.count()
         self._process: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket | None = None
-        self._is_ready = False
+        self.is_ready = False
+        """It has said that it is there."""
         self._heard = 0
         self._waiting: deque[asyncio.Future[bool]] = deque()
 
@@ -83,7 +84,7 @@ class Copier:
         """
         start = int(targets.min())
         home = self._regions.find(start, int(targets.max()) - start + length)
-        if not self._is_ready or home is None:
+        if not self.is_ready or home is None:
             return False
         order = ORDER.pack(OP_COPY, self._ours[home[0]], number, len(targets), length)
         into = (targets - home[0].address).astype("<i8")
@@ -116,7 +117,7 @@ class Copier:
         except OSError:
             answer = b""
         if answer == READY:
-            self._is_ready = True
+            self.is_ready = True
         elif answer:
             self._heard += 1
             self._waiting.popleft().set_result(answer == DONE)
@@ -135,7 +136,7 @@ class Copier:
             asyncio.get_running_loop().remove_reader(self._orders)
             self._orders.close()
             self._orders = None
-        self._is_ready = False
+        self.is_ready = False
         while self._waiting:
             self._waiting.popleft().set_result(False)
 
