@@ -34,8 +34,11 @@ def is_alive(pid: int) -> bool:
 
 
 def maps(pid: int) -> str:
-    """What a process has mapped."""
-    return Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+    """What a process has mapped; nothing once it is gone."""
+    try:
+        return Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 async def until_gone(pid: int) -> None:
