@@ -54,12 +54,12 @@ class Copier:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
-                ["env", PAST_THE_CACHES, sys.executable, "-m", MODULE, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-            )
+            try:
+                self._process = _begin(theirs.fileno())
+            except OSError as error:
+                logger.warning("there is no process that copies for shm; copying is done here", error=str(error))
+                ours.close()
+                return
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, QUEUE_BYTES)
         self._orders = ours
@@ -146,6 +146,12 @@ class Copier:
         process, self._process = self._process, None
         if process is not None:
             await asyncio.to_thread(_end, process)
+
+
+def _begin(orders: int) -> subprocess.Popen[bytes]:
+    """Raises `OSError`."""
+    command = ["env", PAST_THE_CACHES, sys.executable, "-m", MODULE, str(orders)]
+    return subprocess.Popen(command, pass_fds=[orders], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
