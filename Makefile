@@ -19,7 +19,7 @@ BENCH ?= control
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test check bench sim vllm clean
+.PHONY: help demo up test check bench sim storm vllm clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ bench: $(DEV_STAMP) ## Measure (BENCH=control, ARGS=--json)
 
 sim: $(DEV_STAMP) ## Simulate the whole cluster under faults (SEEDS=200)
 	@$(BIN)/python -m midstream.api.simulation --seeds $(SEEDS) $(ARGS)
+
+storm: $(DEV_STAMP) ## 1,000 moves on every transfer backend, cancelled, killed, counted (ARGS="--backends shm")
+	@$(BIN)/python -m tests.migration.transfer_storm $(ARGS)
 
 vllm: $(DEV_STAMP) $(MODELS_STAMP) ## Install vLLM (GPU: all of it; else its CPU set) and make the two small models
 

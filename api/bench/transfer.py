@@ -17,6 +17,7 @@ from typing import Any, Final
 from midstream.api.bench.lag import LagMeter
 from midstream.api.bench.plots import plot
 from midstream.api.bench.report import Measured, machine, rank
+from midstream.api.bench.transfer_decode import WINDOWS, decode_slowdown
 from midstream.api.bench.transfer_memory import LAYOUTS, MIB, Layout, Paged
 from midstream.api.bench.transfer_raw import TcpSource
 from midstream.api.cli.output import say
@@ -44,6 +45,7 @@ def measure(
     layouts: Sequence[str] = tuple(LAYOUTS),
     repeats: int = REPEATS,
     lag_bytes: int = LAG_BYTES,
+    windows: int = WINDOWS,
 ) -> Measured:
     """Everything; some minutes. Raises `BadInput`, `UnknownThing`."""
     if unknown := [name for name in layouts if name not in LAYOUTS]:
@@ -52,11 +54,16 @@ def measure(
         raise BadInput(f"no raw medium to compare {unmeasured[0]!r} with; there is one for: {', '.join(RAW)}")
     if not (backends and layouts and sizes_mb and min(sizes_mb) >= 1):
         raise BadInput("backends, layouts and sizes of 1 MB and more are needed, at least one of each")
-    return asyncio.run(_measure(tuple(backends), tuple(sizes_mb), tuple(layouts), repeats, lag_bytes))
+    return asyncio.run(_measure(tuple(backends), tuple(sizes_mb), tuple(layouts), repeats, lag_bytes, windows))
 
 
 async def _measure(
-    backends: tuple[str, ...], sizes_mb: tuple[int, ...], layouts: tuple[str, ...], repeats: int, lag_bytes: int
+    backends: tuple[str, ...],
+    sizes_mb: tuple[int, ...],
+    layouts: tuple[str, ...],
+    repeats: int,
+    lag_bytes: int,
+    windows: int,
 ) -> Measured:
     found = machine()
     rows: list[dict[str, Any]] = []
@@ -69,8 +76,18 @@ async def _measure(
             if name == layouts[0]:
                 say("watching event loops ...")
                 lag = {backend: await _lag_ms_p99(pair, backend, max(sizes_mb), lag_bytes) for backend in backends}
-    params = {"backends": backends, "sizes_mb": sizes_mb, "layouts": layouts, "repeats": repeats, "seed": SEED}
-    return Measured(params=params, rows=tuple(rows), summary=_summary(rows, backends, layouts[0], lag), machine=found)
+    say("watching an engine decode ...")
+    slowed = {backend: await decode_slowdown(backend, windows) for backend in backends}
+    params = {
+        "backends": backends, "sizes_mb": sizes_mb, "layouts": layouts, "repeats": repeats, "windows": windows,
+        "seed": SEED,
+    }  # fmt: skip
+    summary = _summary(rows, backends, layouts[0], lag) | {
+        "decode_slowdown": {backend: of.median for backend, of in slowed.items()},
+        "decode_slowdown_mean": {backend: of.mean for backend, of in slowed.items()},
+        "decode_copied_gib_s": {backend: of.gib_s for backend, of in slowed.items()},
+    }
+    return Measured(params=params, rows=tuple(rows), summary=summary, machine=found)
 
 
 class Pair:

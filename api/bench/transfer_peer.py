@@ -16,8 +16,10 @@ from midstream.api.bench.transfer_memory import LAYOUTS, Paged
 from midstream.api.bench.transfer_raw import TcpSink, copy_s
 from midstream.migration.transfers.base import Transfer, Where
 from midstream.migration.transfers.registry import make_transfers
+from midstream.migration.transfers.shm import ShmTransfer
 
 SEED = 2
+START_S = 30.0
 
 
 class Peer:
@@ -34,7 +36,16 @@ class Peer:
         self._plain = np.full(size, 1, np.uint8)
         where = Where(bind_host="127.0.0.1", secret=bytes.fromhex(secret))
         self._transfers = make_transfers(backends, where, [self._memory.region])
-        return {name: await transfer.start() for name, transfer in self._transfers.items()}
+        addresses = {name: await transfer.start() for name, transfer in self._transfers.items()}
+        await self._copier_there()
+        return addresses
+
+    async def _copier_there(self) -> None:
+        """It takes a while to start, in which copies are not what they will be."""
+        shm = self._transfers.get("shm")
+        async with asyncio.timeout(START_S):
+            while isinstance(shm, ShmTransfer) and not shm.copier.is_ready:
+                await asyncio.sleep(0.01)
 
     async def do_end(self) -> None:
         """Let go of endpoints and memory."""

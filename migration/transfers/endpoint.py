@@ -160,7 +160,7 @@ class Endpoint(ABC):
         """One incoming connection, to its end. Nothing that a peer does gets further than this."""
         stream = Stream(sock, self.where.stall_s)
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(self.connect_s):
                 handle, reservation = await admit(stream, self.where.secret, self._reservations.get)
             self.counters["admitted"] += 1
             await self._held(stream, handle, reservation)

@@ -25,7 +25,9 @@ FLAG_CHECKSUM = 1
 
 FRAME_PIECES_MAX = 1024
 FRAME_BYTES_MAX = 4 * 1024 * 1024
-"""Copied as one job; larger blocks are cut into pieces of this size."""
+"""Passes through one slot; larger blocks are cut into pieces of this size."""
+LENT_BYTES_MAX = 16 * 1024 * 1024
+"""A frame of memory that needs no slot: each takes four wake-ups of processes, which should not count."""
 REGIONS_MAX = 1024
 """Regions that one connection speaks of."""
 FRAMES_AHEAD_MAX = 4
@@ -68,6 +70,6 @@ def _is_sane(header: Header) -> bool:
     return (
         1 <= header.pieces <= FRAME_PIECES_MAX
         and header.length >= 1
-        and header.pieces * header.length <= FRAME_BYTES_MAX
+        and header.pieces * header.length <= LENT_BYTES_MAX
         and header.skip + header.length <= header.whole <= BLOCK_BYTES_MAX
     )

@@ -19,6 +19,8 @@ from midstream.migration.transfers.threads import settled
 class FrameReceiver(ABC):
     """One connection. Frames are stored by threads while the next ones are looked up, and answered in order."""
 
+    frame_bytes_max = wire.FRAME_BYTES_MAX
+
     def __init__(self, stream: Stream, reservation: Reservation, executor: Executor) -> None:
         self._stream = stream
         self._reservation = reservation
@@ -64,7 +66,7 @@ class FrameReceiver(ABC):
             header = wire.unpack_header(await self._stream.read(wire.HEADER.size, is_idle=True))
             if self._refused != rpc_format.STORED:
                 raise Refusal(self._refused)
-            if len(self._jobs) > wire.FRAMES_AHEAD_MAX:
+            if len(self._jobs) > wire.FRAMES_AHEAD_MAX or header.pieces * header.length > self.frame_bytes_max:
                 raise Refusal(rpc_format.BAD_FRAME)
             await (self._take_region() if header.op == wire.OP_REGION else self._take_blocks(header))
 
@@ -84,8 +86,11 @@ class FrameReceiver(ABC):
         return [place(self._reservation, block, header.whole)[header.skip : end] for block in blocks]
 
     def _start(self, store: Callable[[], int], pieces: int, let_go: Callable[[], None] | None = None) -> None:
-        """Have `store` run in a thread, and its code told to the peer; then `let_go` of what it needed."""
-        job = asyncio.get_running_loop().run_in_executor(self._executor, store)
+        """Have `store` run in a thread. See `_follow`."""
+        self._follow(asyncio.get_running_loop().run_in_executor(self._executor, store), pieces, let_go)
+
+    def _follow(self, job: asyncio.Future[int], pieces: int, let_go: Callable[[], None] | None = None) -> None:
+        """Have the code that `job` ends with told to the peer; then `let_go` of what it needed."""
         self._jobs[job] = pieces
         if let_go is not None:
             job.add_done_callback(lambda _: let_go())
@@ -99,7 +104,8 @@ class FrameReceiver(ABC):
             self._stored(job, pieces)
 
     def _stored(self, job: asyncio.Future[int], pieces: int) -> None:
-        code = job.result() if job.exception() is None else rpc_format.BAD_FRAME
+        is_well = not job.cancelled() and job.exception() is None
+        code = job.result() if is_well else rpc_format.BAD_FRAME
         if code == rpc_format.STORED:
             self._answer(code, pieces)
         elif self._refused == rpc_format.STORED:

@@ -9,7 +9,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from midstream.control.errors import TransferFailed
 from midstream.migration.transfers import frame_format as wire
@@ -17,6 +17,9 @@ from midstream.migration.transfers import rpc_format
 from midstream.migration.transfers.base import Channel, CopyReport
 from midstream.migration.transfers.budget import Budget
 from midstream.migration.transfers.rpc_socket import Stream
+from midstream.migration.transfers.slots import Slot, Slots
+
+M = TypeVar("M")
 
 
 class Piece(NamedTuple):
@@ -97,6 +100,12 @@ class FrameChannel(ABC):
         self._unanswered.popleft()
         let_go()
 
+    async def _slot(self, slots: Slots[M]) -> Slot[M]:
+        """A slot for the next frame. Frames of ours hold theirs until their answers are read: that comes first."""
+        while (slot := slots.take_now()) is None and self._unanswered:
+            await self._answer()
+        return slot or await slots.take()
+
     async def _part(self) -> None:
         """Close, and wait until the target has let go of our memory."""
         self._stream.say_goodbye()
@@ -146,18 +155,23 @@ def _pieces(blocks: Sequence[tuple[int, Any]], home: Home) -> Iterator[Piece]:
         view = block.cast("B") if isinstance(block, memoryview) and block.format != "B" else block
         whole = len(view)
         where, offset = home(view)
-        if whole <= wire.FRAME_BYTES_MAX:
+        bytes_max = _bytes_max(where)
+        if whole <= bytes_max:
             yield Piece(index, view, whole, 0, where, offset)
             continue
-        for skip in range(0, whole, wire.FRAME_BYTES_MAX):
-            yield Piece(index, view[skip : skip + wire.FRAME_BYTES_MAX], whole, skip, where, offset + skip)
+        for skip in range(0, whole, bytes_max):
+            yield Piece(index, view[skip : skip + bytes_max], whole, skip, where, offset + skip)
 
 
 def _fits(frame: list[Piece], piece: Piece) -> bool:
-    first = frame[0]
+    first, count = frame[0], len(frame)
     return (
-        (piece.whole, piece.skip, piece.home) == (first.whole, 0, first.home)
-        and first.whole <= wire.FRAME_BYTES_MAX
-        and len(frame) < wire.FRAME_PIECES_MAX
-        and (len(frame) + 1) * first.whole <= wire.FRAME_BYTES_MAX
+        piece.whole == first.whole == len(first.view)
+        and piece.home is first.home
+        and count < wire.FRAME_PIECES_MAX
+        and (count + 1) * first.whole <= _bytes_max(first.home)
     )
+
+
+def _bytes_max(home: object) -> int:
+    return wire.FRAME_BYTES_MAX if home is None else wire.LENT_BYTES_MAX

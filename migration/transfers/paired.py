@@ -145,7 +145,8 @@ class PairedChannel(FrameChannel):
         return None, 0
 
     async def _send_frame(self, frame: list[Piece], is_checked: bool) -> Callable[[], None]:
-        slot = None if self._group.is_direct(len(frame[0].view)) else await self._transfer.outgoing.take()
+        slots = self._transfer.outgoing
+        slot = None if self._group.is_direct(len(frame[0].view)) else await self._slot(slots)
         try:
             work = await self._pass(slot, frame, is_checked)
         except RuntimeError as error:

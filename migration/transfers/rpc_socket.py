@@ -7,7 +7,7 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +21,10 @@ THREAD_BYTES = 256 * 1024
 """From here on a thread waits in the kernel until all is there: a wake-up of the event loop costs as much as copying so
 many bytes, and nobody's turn is taken."""
 THREADS = 128
-"""Connections of one process on which a thread may wait at once; others wait for one."""
+"""Connections of one process on which a thread may send at once, and as many on which one may receive; others wait.
+
+One that sends waits for one that receives elsewhere, which waits for nobody: were they of one pool, two processes that
+send to each other could take all threads of both, and none would be left to receive."""
 PIECES_MAX = 512
 """Pieces of memory in one system call (Linux takes 1,024)."""
 KEEPALIVE_IDLE_S = 1
@@ -31,7 +34,8 @@ USER_TIMEOUT_MS = 1000
 """Sent bytes that stay unacknowledged for so long end the connection."""
 
 
-_threads = ThreadPoolExecutor(THREADS, thread_name_prefix="midstream socket")
+_senders = ThreadPoolExecutor(THREADS, thread_name_prefix="midstream sender")
+_receivers = ThreadPoolExecutor(THREADS, thread_name_prefix="midstream receiver")
 
 
 class PeerGone(ConnectionError):
@@ -79,7 +83,7 @@ class Stream:
         left, is_whole = list(views), True
         try:
             if not is_idle and sum(map(len, left)) >= THREAD_BYTES:
-                return await self._in_thread(partial(self._receive_all, left, may_write), socket.SHUT_RD)
+                return await self._in_thread(partial(self._receive_all, left, may_write), _receivers, socket.SHUT_RD)
             while left:
                 if may_write is not None and not may_write():
                     return False
@@ -97,10 +101,10 @@ class Stream:
         finally:
             left.clear()  # a traceback that outlives us must not hold on to somebody's memory
 
-    async def _in_thread(self, work: Callable[[], T], how: int) -> T:
+    async def _in_thread(self, work: Callable[[], T], threads: Executor, how: int) -> T:
         """Run blocking reads or writes; a cancellation shuts the connection down (`how`) and waits until they end."""
         self._sock.setblocking(True)
-        self._job = self._loop.run_in_executor(_threads, work)
+        self._job = self._loop.run_in_executor(threads, work)
         try:
             return await asyncio.shield(self._job)
         except asyncio.CancelledError:
@@ -148,7 +152,7 @@ class Stream:
         left = list(views)
         try:
             if sum(map(len, left)) >= THREAD_BYTES:
-                await self._in_thread(partial(self._send_all, left), socket.SHUT_RDWR)
+                await self._in_thread(partial(self._send_all, left), _senders, socket.SHUT_RDWR)
             while left:
                 count = self._send(left)
                 if count == 0:

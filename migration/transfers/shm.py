@@ -18,7 +18,9 @@ from midstream.migration.transfers.endpoint import BACKLOG, Endpoint
 from midstream.migration.transfers.rpc_receiver import Reservation
 from midstream.migration.transfers.rpc_socket import PeerGone, Stream
 from midstream.migration.transfers.shm_channel import ShmChannel
-from midstream.migration.transfers.shm_memory import Mappings, Region, Regions, place
+from midstream.migration.transfers.shm_copier import Copier
+from midstream.migration.transfers.shm_mappings import Mappings
+from midstream.migration.transfers.shm_memory import Region, Regions, place
 from midstream.migration.transfers.shm_receiver import ShmReceiver
 from midstream.migration.transfers.slots import Slots
 
@@ -44,7 +46,8 @@ class ShmTransfer(Endpoint):
         super().__init__(where)
         self._regions = Regions(regions)
         self.staging = Slots(Region)
-        self.mappings = Mappings()
+        self.copier = Copier(self._regions, where.stall_s / 2)
+        self.mappings = Mappings(self.copier)
         self._place = hashlib.blake2b(place().encode(), digest_size=PLACE_BYTES).hexdigest()
         self._executor = _threads()
 
@@ -53,10 +56,17 @@ class ShmTransfer(Endpoint):
         """The name and the host: peers elsewhere have another."""
         return f"{self.name}@{self._place}"
 
+    async def start(self) -> str:
+        """Listen, and start the copier. Raises `BadInput`."""
+        address = await super().start()
+        self.copier.start()
+        return address
+
     async def stop(self) -> None:
-        """Close all channels, all connections, the listener and the thread; unmap peers' memory."""
+        """Close all channels, all connections, the listener, threads and copier; unmap peers' memory."""
         await super().stop()
         self.mappings.clear()
+        await self.copier.stop()
         self._executor.shutdown(wait=False)
         self._executor = _threads()
 
@@ -85,7 +95,7 @@ class ShmTransfer(Endpoint):
         return ShmChannel(stream, self.budget, self._regions, self.staging, self._executor, left)
 
     async def _receive(self, stream: Stream, handle: bytes, reservation: Reservation) -> None:
-        await ShmReceiver(stream, reservation, self.mappings, self._executor).serve()
+        await ShmReceiver(stream, reservation, self.mappings, self.copier, self._executor).serve()
 
     def _is_welcome(self, sock: socket.socket) -> bool:
         return _is_ours(sock)

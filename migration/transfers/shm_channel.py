@@ -51,7 +51,7 @@ class ShmChannel(FrameChannel):
         return lambda: self._give_back(slot)
 
     async def _staged(self, frame: list[Piece]) -> Slot[Region]:
-        slot = await self._staging.take()
+        slot = await self._slot(self._staging)
         try:
             await in_thread(self._executor, lambda: _gather(slot, [piece.view for piece in frame]))
         except BaseException:

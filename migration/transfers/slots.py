@@ -27,7 +27,7 @@ class Slot(Generic[M]):
 class Slots(Generic[M]):
     """A bounded pool of slots; `make` gives memory for all of them when the first is asked for.
 
-    A slot is held until a frame has passed, which waits for no slot: so waiting here ends, whoever sends to whom.
+    Whoever waits in `take` must hold no slot that he alone can give back: then waiting ends, whoever sends to whom.
     """
 
     def __init__(self, make: Callable[[int], M], count: int = SLOTS) -> None:
@@ -37,14 +37,20 @@ class Slots(Generic[M]):
         self._waiting: deque[asyncio.Future[Slot[M]]] = deque()
         self.taken = 0
 
-    async def take(self) -> Slot[M]:
-        """A free slot, in the order of asking."""
+    def take_now(self) -> Slot[M] | None:
+        """A free slot, if nobody waits for it."""
         if self._slots is None:
             memory = self._make(self._count * FRAME_BYTES_MAX)
             self._slots = deque(Slot(memory, number * FRAME_BYTES_MAX) for number in range(self._count))
-        if self._slots:
-            self.taken += 1
-            return self._slots.popleft()
+        if not self._slots:
+            return None
+        self.taken += 1
+        return self._slots.popleft()
+
+    async def take(self) -> Slot[M]:
+        """A free slot, in the order of asking."""
+        if (slot := self.take_now()) is not None:
+            return slot
         turn: asyncio.Future[Slot[M]] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:

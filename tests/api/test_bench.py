@@ -66,7 +66,7 @@ async def test_commits_are_measured_on_a_real_valkey(tmp_path: Path) -> None:
 
 
 async def test_transfers_are_measured_between_two_processes_and_drawn(tmp_path: Path) -> None:
-    measured = await asyncio.to_thread(transfer.measure, ("shm", "rpc"), (8, 64), ("small",), 1, 64 << 20)
+    measured = await asyncio.to_thread(transfer.measure, ("shm", "rpc"), (8, 64), ("small",), 1, 64 << 20, 1)
     assert [(row["backend"], row["size_mb"]) for row in measured.rows] == [
         ("shm", 8), ("rpc", 8), ("shm", 64), ("rpc", 64)
     ]  # fmt: skip

@@ -101,5 +101,5 @@ def test_a_next_life_of_the_target_is_not_reached_at_the_old_address():
 
 
 def test_an_unknown_transfer_lists_the_known_ones():
-    with pytest.raises(UnknownThing, match="memory, rpc"):
+    with pytest.raises(UnknownThing, match="memory, nccl, rpc"):
         make_transfer("pigeon")

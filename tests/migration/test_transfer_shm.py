@@ -20,7 +20,9 @@ from midstream.migration.transfers.pieces import copy_pieces, runs
 from midstream.migration.transfers.rpc_format import BAD_FRAME, wire_handle
 from midstream.migration.transfers.rpc_socket import Stream
 from midstream.migration.transfers.shm import ShmTransfer
-from midstream.migration.transfers.shm_memory import Mapping, Mappings, Region
+from midstream.migration.transfers.shm_copier import Copier
+from midstream.migration.transfers.shm_mappings import Mapping, Mappings
+from midstream.migration.transfers.shm_memory import Region, Regions
 from tests.contracts.test_transfer import Memory
 from tests.migration.transfer_storm import HERE, peer
 
@@ -136,8 +138,8 @@ async def test_P13_a_killed_or_hung_target_fails_the_copy_in_time(pair, how):
 
 
 async def test_a_peers_region_is_mapped_once_and_not_for_ever(monkeypatch):
-    mappings, region = Mappings(), Region(4096)
-    monkeypatch.setattr("midstream.migration.transfers.shm_memory.IDLE_S", 0.05)
+    mappings, region = Mappings(Copier(Regions([]), 1.0)), Region(4096)
+    monkeypatch.setattr("midstream.migration.transfers.shm_mappings.IDLE_S", 0.05)
     first, second = region.lend(), region.lend()
     one, same = mappings.take(first), mappings.take(second)
     assert one is same
