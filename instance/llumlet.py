@@ -198,7 +198,7 @@ class Llumlet:
             self._held[seat.request] = seat
             self._empty_since.pop(seat.request, None)
             self._watch_gateway_of(seat)
-            self.activity.set()
+        self.activity.set()
         if seat.run is not None:
             self.acts.acknowledge(seat.run.slot, seat.run.acknowledged)
 

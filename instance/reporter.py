@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from midstream.control.events import LoadReported, RequestsReported
 from midstream.control.state import Load, RequestLoad
+from midstream.instance.news import is_news, quiet_ms
 
 if TYPE_CHECKING:
     from midstream.instance.llumlet import Llumlet
 
+DUE_S: Final = 0.001
+"""A report that is due within this is due."""
+
 
 async def report_load(llumlet: Llumlet) -> None:
-    """Report for ever. While nothing is served it wakes only for the report that is due anyway."""
-    settings = llumlet.settings
+    """Report for ever. It looks at the load whenever there may be news, and wakes for nothing else.
+
+    While a run begins every look may find news; that its first token has arrived is news itself: gateways count what
+    they sent as load of their own until a report shows it.
+    """
+    block_tokens = llumlet.engine.fingerprint.block_tokens
     last: Load | None = None
-    reported_at = float("-inf")
+    due_at, was_unheard = float("-inf"), False
     while True:
-        load = llumlet.engine.load()
-        is_due = llumlet.now - reported_at >= settings.report_max_ms / 1e3
-        if load != last or is_due:
+        load, now, is_unheard = llumlet.engine.load(), llumlet.now, llumlet.acts.is_unheard
+        has_begun, was_unheard = was_unheard and not is_unheard, is_unheard
+        if last is None or now >= due_at - DUE_S or has_begun or is_news(last, load):
             llumlet.recorder.record(LoadReported(owner=llumlet.me, load=load))
-            last, reported_at = load, llumlet.now
-        if load.running or load.waiting or load.blocks_reserved:
-            await asyncio.sleep(settings.report_min_ms / 1e3)
-        else:
-            await _until_active(llumlet, settings.report_max_ms / 1e3)
+            last, due_at = load, now + llumlet.settings.report_max_ms / 1e3
+        calm_ms = 0.0 if is_unheard else quiet_ms(last, load, block_tokens)
+        await _until_news(llumlet, calm_ms / 1e3, due_at - now)
 
 
-async def _until_active(llumlet: Llumlet, bound_s: float) -> None:
+async def _until_news(llumlet: Llumlet, calm_s: float, due_s: float) -> None:
+    """Wait until a report is due, or there may be news: time has passed, or something came from outside."""
+    rest_s = llumlet.settings.report_min_ms / 1e3
+    wait_s = min(calm_s, due_s)
+    if wait_s <= rest_s:
+        await asyncio.sleep(min(rest_s, due_s))
+        return
     llumlet.activity.clear()
     try:
-        async with asyncio.timeout(bound_s):
+        async with asyncio.timeout(wait_s):
             await llumlet.activity.wait()
-            await asyncio.sleep(llumlet.settings.report_min_ms / 1e3)
+            await asyncio.sleep(rest_s)
     except TimeoutError:
         return
 

@@ -1,0 +1,34 @@
+"""When an instance's load is worth a report: what is news, and how long there can be none without a look. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from midstream.control.state import Load
+
+NEWS_SHARE: Final = 64
+"""Free blocks that differ by no more than one in so many from those reported are no news; fewer than 64 count exactly."""
+
+
+def is_news(reported: Load, load: Load) -> bool:
+    """Does the load differ from the last report: free blocks by more than a share of them, all else at all."""
+    if abs(load.blocks_free - reported.blocks_free) > reported.blocks_free // NEWS_SHARE:
+        return True
+    return load != reported and replace(load, blocks_free=reported.blocks_free) != reported
+
+
+def quiet_ms(reported: Load, load: Load, block_tokens: int) -> float:
+    """Milliseconds in which decoding alone makes no news of a load that was just looked at.
+
+    A running request takes at most one block in each `block_tokens` steps. Who waits may start, and who arrives takes
+    blocks, at any step.
+    """
+    if load.waiting or load.blocks_reserved:
+        return 0.0
+    if not load.running:
+        return float("inf")
+    taken = reported.blocks_free - load.blocks_free
+    rounds = -(-(reported.blocks_free // NEWS_SHARE + 1 - taken) // load.running)
+    return max(rounds - 1, 0) * block_tokens * load.step_ms
