@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from midstream.control.state import Load
 
 NEWS_SHARE: Final = 64
-"""Free blocks that differ by no more than one in so many from those reported are no news; fewer than 64 count exactly."""
+"""Free blocks count to one in so many of those last reported; fewer than 64 count exactly."""
 
 
 def is_news(reported: Load, load: Load) -> bool:

@@ -39,16 +39,17 @@ async def _until_news(llumlet: Llumlet, calm_s: float, due_s: float) -> None:
     """Wait until a report is due, or there may be news: time has passed, or something came from outside."""
     rest_s = llumlet.settings.report_min_ms / 1e3
     wait_s = min(calm_s, due_s)
-    if wait_s <= rest_s:
+    if wait_s > rest_s:
+        until = llumlet.now + wait_s
+        llumlet.news.clear()
+        alarm = asyncio.get_running_loop().call_at(until, llumlet.news.set)
+        try:
+            await llumlet.news.wait()
+        finally:
+            alarm.cancel()
+        due_s = until - llumlet.now
+    if due_s > 0:
         await asyncio.sleep(min(rest_s, due_s))
-        return
-    llumlet.activity.clear()
-    try:
-        async with asyncio.timeout(wait_s):
-            await llumlet.activity.wait()
-            await asyncio.sleep(rest_s)
-    except TimeoutError:
-        return
 
 
 async def report_requests(llumlet: Llumlet) -> None:

@@ -35,7 +35,7 @@ TRACES: Final = (
     "mooncake_conversation_2025",
     "heavy_tail",
 )
-STEPS_AT_ONCE: Final = 64
+STEPS_AT_ONCE: Final = 256
 SEARCH_RUNS: Final = 7
 SEARCH_FIRST: Final = 4.0
 SEARCH_FACTOR: Final = 2.0

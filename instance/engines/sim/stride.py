@@ -26,7 +26,7 @@ class Stride:
         self.done = 0
         self.noted = 0
         """Steps whose time has gone into the engine's mean."""
-        self.is_decode = all([is_decode for _, _, is_decode in plan.chunks])
+        self.is_decode = all(is_decode for _, _, is_decode in plan.chunks)
 
     @property
     def ends_at(self) -> float:
