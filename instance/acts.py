@@ -150,6 +150,8 @@ class Acts:
             return None, ("engine_failed", str(failure))
         except TimeoutError:
             return None, ("too_slow", f"no result within {bound_ms:.0f} ms")
+        finally:
+            self._llumlet.news.set()
 
     # --- runs --------------------------------------------------------------------------------
 

@@ -13,10 +13,13 @@ NEWS_SHARE: Final = 64
 
 
 def is_news(reported: Load, load: Load) -> bool:
-    """Does the load differ from the last report: free blocks by more than a share of them, all else at all."""
+    """Does the load differ from the last report: free blocks by more than a share of them, counts at all.
+
+    The mean step time is not asked: what changes it for good changes counts too, or can wait for the next report.
+    """
     if abs(load.blocks_free - reported.blocks_free) > reported.blocks_free // NEWS_SHARE:
         return True
-    return load != reported and replace(load, blocks_free=reported.blocks_free) != reported
+    return replace(load, blocks_free=reported.blocks_free, step_ms=reported.step_ms) != reported
 
 
 def quiet_ms(reported: Load, load: Load, block_tokens: int) -> float:
