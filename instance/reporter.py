@@ -1,4 +1,4 @@
-"""Load reports: on change, at most every 100 ms, at least every second; progress of requests once a second."""
+"""Load reports: of news, at most every 100 ms, at least every second; progress of requests once a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load reports on virtual time: news is told soon, not too often, something every second, and nothing looked at in vain."""
+"""Load reports on virtual time: news soon, not too often, something every second, and few looks in vain."""
 
 from __future__ import annotations
 
