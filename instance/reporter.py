@@ -17,21 +17,16 @@ DUE_S: Final = 0.001
 
 
 async def report_load(llumlet: Llumlet) -> None:
-    """Report for ever. It looks at the load whenever there may be news, and wakes for nothing else.
-
-    While a run begins every look may find news; that its first token has arrived is news itself: gateways count what
-    they sent as load of their own until a report shows it.
-    """
+    """Report for ever. It looks at the load whenever there may be news, and wakes for nothing else."""
     block_tokens = llumlet.engine.fingerprint.block_tokens
     last: Load | None = None
-    due_at, was_unheard = float("-inf"), False
+    due_at = float("-inf")
     while True:
-        load, now, is_unheard = llumlet.engine.load(), llumlet.now, llumlet.acts.is_unheard
-        has_begun, was_unheard = was_unheard and not is_unheard, is_unheard
-        if last is None or now >= due_at - DUE_S or has_begun or is_news(last, load):
+        load, now = llumlet.engine.load(), llumlet.now
+        if last is None or now >= due_at - DUE_S or is_news(last, load):
             llumlet.recorder.record(LoadReported(owner=llumlet.me, load=load))
             last, due_at = load, now + llumlet.settings.report_max_ms / 1e3
-        calm_ms = 0.0 if is_unheard else quiet_ms(last, load, block_tokens)
+        calm_ms = 0.0 if llumlet.acts.is_unheard else quiet_ms(last, load, block_tokens)
         await _until_news(llumlet, calm_ms / 1e3, due_at - now)
 
 

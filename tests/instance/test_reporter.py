@@ -92,8 +92,11 @@ def test_who_serves_little_is_looked_at_little() -> None:
 
 
 def test_P22_what_was_sent_counts_until_a_report_shows_it_and_no_longer() -> None:
-    watched = Watched(PLAN, (TraceRow(0.0, 400, 400),))
-    counted = watched.in_flight
-    shown_at = counted.index(0, counted.index(1))
-    assert 0.1 <= (shown_at - counted.index(1)) * SAMPLE_S <= 0.6
-    assert not any(counted[shown_at:])
+    """Four at once: all count as load of their own until the report of the first look, which has them all."""
+    plan = msgspec.structs.replace(PLAN, instances=1)
+    watched = Watched(plan, tuple(TraceRow(0.0, 1_200, 60) for _ in range(4)))
+    counted = "".join(map(str, watched.in_flight)).strip("0")
+    assert set(counted) == {"4"}
+    assert 0.05 <= len(counted) * SAMPLE_S <= 0.2
+    shown = [load.running + load.waiting for _, load in watched.reports["i00"]]
+    assert shown[shown.index(4) - 1] == 0
