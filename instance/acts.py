@@ -72,6 +72,11 @@ class Acts:
         """The request a run belongs to, `None` once it is freed."""
         return self._requests.get(slot)
 
+    @property
+    def is_unheard(self) -> bool:
+        """Is there a run without a first token at its gateway: its prompt waits, or is computed, or that just ended."""
+        return any(outbox.is_unheard for outbox in self.outboxes.values())
+
     def acknowledge(self, slot: str, delivered: int) -> None:
         """Note what the gateway holds."""
         outbox = self.outboxes.get(slot)
@@ -145,6 +150,8 @@ class Acts:
             return None, ("engine_failed", str(failure))
         except TimeoutError:
             return None, ("too_slow", f"no result within {bound_ms:.0f} ms")
+        finally:
+            self._llumlet.news.set()
 
     # --- runs --------------------------------------------------------------------------------
 

@@ -75,7 +75,9 @@ class Llumlet:
         self._held: dict[str, Seat] = {}
         """Those that are not empty: what time has to look at."""
         self.activity = asyncio.Event()
-        """Set whenever work may have appeared: wakes the idle loops."""
+        """Set whenever work may have appeared: wakes idle housekeeping."""
+        self.news = asyncio.Event()
+        """Set whenever the load may have changed: wakes the load reports."""
         self.tasks = Supervisor(recorder)
         self.acts = Acts(self)
         self._gateways: dict[Node, float] = {}
@@ -199,6 +201,7 @@ class Llumlet:
             self._empty_since.pop(seat.request, None)
             self._watch_gateway_of(seat)
             self.activity.set()
+        self.news.set()
         if seat.run is not None:
             self.acts.acknowledge(seat.run.slot, seat.run.acknowledged)
 

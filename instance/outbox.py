@@ -10,11 +10,18 @@ class Outbox:
 
     def __init__(self, ids: tuple[int, ...], logprobs: tuple[bytes, ...], now: float) -> None:
         self.ids = list(ids)
+        self.given = len(ids)
+        """Tokens it started from."""
         self.logprobs = list(logprobs)
         self.finish: str | None = None
         self.acknowledged = 0
         self.quiet_since = now
         """Loop time at which unacknowledged tokens last appeared or an acknowledgement last came."""
+
+    @property
+    def is_unheard(self) -> bool:
+        """Has the gateway seen no token of this run yet."""
+        return self.acknowledged <= self.given and self.finish is None
 
     def add(self, output: Output, now: float) -> None:
         """Append what the engine made. Raises ValueError on a hole: the engine broke its promise."""

@@ -1,42 +1,50 @@
-"""Load reports: on change, at most every 100 ms, at least every second; progress of requests once a second."""
+"""Load reports: of news, at most every 100 ms, at least every second; progress of requests once a second."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from midstream.control.events import LoadReported, RequestsReported
 from midstream.control.state import Load, RequestLoad
+from midstream.instance.news import is_news, quiet_ms
 
 if TYPE_CHECKING:
     from midstream.instance.llumlet import Llumlet
 
+DUE_S: Final = 0.001
+"""A report that is due within this is due."""
+
 
 async def report_load(llumlet: Llumlet) -> None:
-    """Report for ever. While nothing is served it wakes only for the report that is due anyway."""
-    settings = llumlet.settings
+    """Report for ever. It looks at the load whenever there may be news, and wakes for nothing else."""
+    block_tokens = llumlet.engine.fingerprint.block_tokens
     last: Load | None = None
-    reported_at = float("-inf")
+    due_at = float("-inf")
     while True:
-        load = llumlet.engine.load()
-        is_due = llumlet.now - reported_at >= settings.report_max_ms / 1e3
-        if load != last or is_due:
+        load, now = llumlet.engine.load(), llumlet.now
+        if last is None or now >= due_at - DUE_S or is_news(last, load):
             llumlet.recorder.record(LoadReported(owner=llumlet.me, load=load))
-            last, reported_at = load, llumlet.now
-        if load.running or load.waiting or load.blocks_reserved:
-            await asyncio.sleep(settings.report_min_ms / 1e3)
-        else:
-            await _until_active(llumlet, settings.report_max_ms / 1e3)
+            last, due_at = load, now + llumlet.settings.report_max_ms / 1e3
+        calm_ms = 0.0 if llumlet.acts.is_unheard else quiet_ms(last, load, block_tokens)
+        await _until_news(llumlet, calm_ms / 1e3, due_at - now)
 
 
-async def _until_active(llumlet: Llumlet, bound_s: float) -> None:
-    llumlet.activity.clear()
-    try:
-        async with asyncio.timeout(bound_s):
-            await llumlet.activity.wait()
-            await asyncio.sleep(llumlet.settings.report_min_ms / 1e3)
-    except TimeoutError:
-        return
+async def _until_news(llumlet: Llumlet, calm_s: float, due_s: float) -> None:
+    """Wait until a report is due, or there may be news: time has passed, or something came from outside."""
+    rest_s = llumlet.settings.report_min_ms / 1e3
+    wait_s = min(calm_s, due_s)
+    if wait_s > rest_s:
+        until = llumlet.now + wait_s
+        llumlet.news.clear()
+        alarm = asyncio.get_running_loop().call_at(until, llumlet.news.set)
+        try:
+            await llumlet.news.wait()
+        finally:
+            alarm.cancel()
+        due_s = until - llumlet.now
+    if due_s > 0:
+        await asyncio.sleep(min(rest_s, due_s))
 
 
 async def report_requests(llumlet: Llumlet) -> None:

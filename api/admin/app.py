@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from midstream.api.admin import routes_cluster, routes_operations, routes_requests
+from midstream.api.admin import routes_cluster, routes_operations, routes_requests, routes_scaling
 from midstream.api.admin.deps import AdminDeps, Deps, Reader
 from midstream.api.admin.metrics import render
 from midstream.api.admin.orders import API
@@ -43,7 +43,8 @@ def create_admin(deps: AdminDeps) -> FastAPI:
     app.state.deps = deps
     app.state.parts = make_parts(deps, closing_of(app))
     app.state.keyring = keyring = Keyring(deps.settings.keys, host=deps.settings.host)
-    for router in (routes_cluster.router, routes_requests.router, routes_operations.router, meta):
+    routers = (routes_cluster.router, routes_requests.router, routes_scaling.router, routes_operations.router, meta)
+    for router in routers:
         check_guarded(router.routes)
         app.include_router(router, prefix=API, responses=RESPONSES)
     app.include_router(routes_cluster.open_router, prefix=API)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from midstream.control.state import InstanceView, MigrationView, OperationView, RequestView
+from midstream.control.state import InstanceView, MigrationView, OperationView, RequestView, ScalingView
 
 Place = Annotated[
     str, BeforeValidator(str), Field(description="A log position, `generation-seq`.", examples=["1764579000123-17"])
@@ -154,6 +154,27 @@ class MigrationBody(_Body):
         return cls.model_validate(view)
 
 
+class ScalingBody(_Body):
+    """One decision about the number of instances, and what became of it."""
+
+    scaling: str
+    action: str = Field(description="`add remove keep`")
+    instance: str
+    policy: str
+    reason: str
+    decided_at_ms: int
+    decided_at: Place
+    status: str = Field(description="`open done failed cancelled dry_run`")
+    ended_at_ms: int
+    code: str | None
+    detail: str | None
+
+    @classmethod
+    def of(cls, view: ScalingView) -> Self:
+        """From the state's view."""
+        return cls.model_validate(view)
+
+
 class OperationBody(_Body):
     """One order, and what became of it."""
 
@@ -196,6 +217,11 @@ class RequestPage(BaseModel):
 
 class MigrationPage(BaseModel):
     items: list[MigrationBody]
+    next: str | None
+
+
+class ScalingPage(BaseModel):
+    items: list[ScalingBody]
     next: str | None
 
 

@@ -1,4 +1,4 @@
-"""Operator commands over the admin REST API: instances, requests, migrations, events, state, policies."""
+"""Operator commands over the admin REST API: instances, requests, migrations, scalings, events, state, policies."""
 
 from __future__ import annotations
 
@@ -43,12 +43,16 @@ MIGRATIONS = (
     column("mode"), column("policy"), column("stage"), column("rounds"), column("blocks", "copied_blocks"),
     column("downtime ms", "downtime_ms"), column("code"), column("reason"),
 )  # fmt: skip
+SCALINGS = (
+    column("scaling"), column("action"), column("instance"), column("status"), column("decided at ms", "decided_at_ms"),
+    column("ended at ms", "ended_at_ms"), column("policy"), column("code"), column("reason"),
+)  # fmt: skip
 EVENTS = (column("position"), column("at_ms"), column("source"), column("kind"), column("event"))
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands."""
-    for group in (_instances(), _requests(), _migrations(), _events(), _state(), _policies()):
+    for group in (_instances(), _requests(), _migrations(), _scalings(), _events(), _state(), _policies()):
         app.add_typer(group, rich_help_panel=PANEL)
 
 
@@ -166,6 +170,30 @@ def _migrations() -> typer.Typer:
         Example: midstream migrations watch
         """
         _watch(admin_of(context), migration)
+
+    return group
+
+
+def _scalings() -> typer.Typer:
+    group = _group("scalings", "Decisions that instances come or go.")
+
+    @group.command("list")
+    def listing(
+        context: typer.Context,
+        status: Annotated[str | None, typer.Option(help="open, done, failed, cancelled or dry_run.")] = None,
+        limit: Limit = None,
+        output: OutputOption = Output.table,
+    ) -> None:
+        """Show what was decided about the number of instances, why, and what came of it, newest first.
+
+        Example: midstream scalings list --status failed
+        """
+        show_items(admin_of(context).items("/scalings", limit=limit, status=status), SCALINGS, output)
+
+    @group.command()
+    def get(context: typer.Context, scaling: str, output: OutputOption = Output.table) -> None:
+        """Show one such decision."""
+        show_item(admin_of(context).get(f"/scalings/{scaling}"), output)
 
     return group
 

@@ -15,8 +15,8 @@ from midstream.migration.protocol.messages import Ping, Pong
 if TYPE_CHECKING:
     from midstream.api.gateway.gateway import Gateway
 
-REPORTS_TO_COUNT = 2
-"""Load reports after acceptance until a dispatch is surely inside the reported load."""
+COUNTED_S = 0.05
+"""A load report that comes so long after acceptance was surely made with the dispatch inside."""
 
 
 class Peer:
@@ -36,8 +36,7 @@ class Pending:
         self.blocks = blocks
         self.tokens = tokens
         """Of its prompt; 0 from its first token on."""
-        self.reports = -1
-        """Reports since it was accepted; -1 before."""
+        self.accepted_at = float("inf")
 
 
 class Peers:
@@ -142,8 +141,8 @@ class Peers:
     def accepted(self, owner: Owner, request: str) -> None:
         """The instance has it: reports made from now on will show it."""
         pending = self._pending.get(owner.instance, {}).get(request)
-        if pending is not None and pending.reports < 0:
-            pending.reports = 0
+        if pending is not None:
+            pending.accepted_at = min(pending.accepted_at, self._gateway.now)
 
     def began(self, owner: Owner, request: str) -> None:
         """A token came: the request stands in no line any more."""
@@ -156,10 +155,9 @@ class Peers:
         table = self._pending.get(owner.instance)
         if not table:
             return
+        counted_at = self._gateway.now - COUNTED_S
         for request, pending in list(table.items()):
-            if pending.reports >= 0:
-                pending.reports += 1
-            if pending.reports >= REPORTS_TO_COUNT:
+            if pending.accepted_at <= counted_at:
                 del table[request]
 
     def forget_request(self, request: str) -> None:

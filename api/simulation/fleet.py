@@ -36,6 +36,7 @@ WARM_UP_S = 1.0
 """Until every instance is registered and the first decision is made."""
 START_GAP_S = (0.001, 0.02)
 """Between the starts of two instances: reports of different ones never fall on the same instant."""
+ENDS = (RequestFinished, RequestFailed)
 REQUEST_MAX_S = 1e6
 VIRTUAL_MAX_S = 1e7
 
@@ -131,7 +132,7 @@ class Fleet:
 
     def _read(self, entry: Entry) -> None:
         self.record.read(entry)
-        if isinstance(entry.fact.event, RequestFinished | RequestFailed):
+        if type(entry.fact.event) in ENDS:
             self._look_for_the_end()
 
     def _look_for_the_end(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from typing import Any
 
 from midstream.control.codec import encode_fact
 from midstream.control.events import (
     DowntimeMeasured,
     Entry,
+    Event,
     LoadReported,
     MigrationAborted,
     MigrationCommitted,
@@ -53,6 +55,15 @@ class FleetRecord:
         """Per instance: (milliseconds, free blocks)."""
         self._stopped: dict[str, float] = {}
         self._digest = blake2b(digest_size=16) if digests else None
+        self._readers: dict[type[Event], Callable[[int, Any], None]] = {
+            LoadReported: self._load,
+            RequestFinished: self._finished,
+            RequestFailed: self._failed,
+            MigrationStarted: self._started,
+            MigrationCommitted: self._committed,
+            MigrationAborted: self._aborted,
+            DowntimeMeasured: self._measured,
+        }
 
     @property
     def digest(self) -> str | None:
@@ -71,28 +82,33 @@ class FleetRecord:
         self.facts += 1
         if self._digest is not None:
             self._digest.update(f"{entry.position} ".encode() + encode_fact(entry.fact))
-        self._read(entry)
+        reader = self._readers.get(type(entry.fact.event))
+        if reader is not None:
+            reader(entry.fact.at_ms, entry.fact.event)
 
-    def _read(self, entry: Entry) -> None:
-        at_ms = entry.fact.at_ms
-        match entry.fact.event:
-            case LoadReported(owner=owner, load=load):
-                samples = self.kv.setdefault(owner.instance, [])
-                if not samples or at_ms - samples[-1][0] >= KV_SAMPLE_MS:
-                    samples.append((at_ms, load.blocks_free))
-            case RequestFinished() as event:
-                self.finished[event.request] = event
-            case RequestFailed() as event:
-                self.failed[event.request] = event
-            case MigrationStarted() as event:
-                bar = Bar(event.request, event.source.instance, event.target.instance, at_ms)
-                self.bars[event.migration] = bar
-            case MigrationCommitted() as event:
-                self._end(event.migration, at_ms).is_committed = True
-            case MigrationAborted() as event if event.migration in self.bars:
-                self._end(event.migration, at_ms)
-            case DowntimeMeasured() as event:
-                self.downtime_ms.append(event.downtime_ms)
+    def _load(self, at_ms: int, event: LoadReported) -> None:
+        samples = self.kv.setdefault(event.owner.instance, [])
+        if not samples or at_ms - samples[-1][0] >= KV_SAMPLE_MS:
+            samples.append((at_ms, event.load.blocks_free))
+
+    def _finished(self, at_ms: int, event: RequestFinished) -> None:
+        self.finished[event.request] = event
+
+    def _failed(self, at_ms: int, event: RequestFailed) -> None:
+        self.failed[event.request] = event
+
+    def _started(self, at_ms: int, event: MigrationStarted) -> None:
+        self.bars[event.migration] = Bar(event.request, event.source.instance, event.target.instance, at_ms)
+
+    def _committed(self, at_ms: int, event: MigrationCommitted) -> None:
+        self._end(event.migration, at_ms).is_committed = True
+
+    def _aborted(self, at_ms: int, event: MigrationAborted) -> None:
+        if event.migration in self.bars:
+            self._end(event.migration, at_ms)
+
+    def _measured(self, at_ms: int, event: DowntimeMeasured) -> None:
+        self.downtime_ms.append(event.downtime_ms)
 
     def _end(self, migration: str, at_ms: int) -> Bar:
         bar = self.bars[migration]

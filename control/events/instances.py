@@ -24,7 +24,7 @@ class InstanceRegistered(Event, frozen=True, kw_only=True):
 
 @event
 class LoadReported(Event, frozen=True, kw_only=True):
-    """The load of an instance: on change, at most every 100 ms, at least every second."""
+    """The load of an instance: when it is news (`instance.news`), at most every 100 ms, at least every second."""
 
     owner: Owner
     load: Load

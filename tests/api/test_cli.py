@@ -28,7 +28,7 @@ from midstream.control.errors import BadInput
 HEAVY = ("fastapi", "sqlalchemy", "redis", "pydantic", "httpx", "zmq", "numpy", "rq", "uvicorn", "structlog", "asyncio")
 COMMANDS = (
     *("up", "demo", "bench", "trace", "replay", "settings", "doctor", "db", "keys"),
-    *("instances", "requests", "migrations", "events", "state", "policies"),
+    *("instances", "requests", "migrations", "scalings", "events", "state", "policies"),
     *("controller", "archiver", "worker", "llumlet", "gateway", "admin"),
 )
 

@@ -61,15 +61,15 @@ class BlockPool:
         """Take `count` blocks for new content, or none at all."""
         if count > self.free:
             return None
-        blocks, blank, refs, generations = [], self._blank, self._refs, self.generations
-        for _ in range(count):
-            if blank:
-                block = blank.pop()
-                generations[block] += 1
-            else:
-                block = self._take()
+        blank, refs, generations = self._blank, self._refs, self.generations
+        blocks = blank[: -count - 1 : -1] if count else []
+        del blank[len(blank) - len(blocks) :]
+        for block in blocks:
+            generations[block] += 1
+        while len(blocks) < count:
+            blocks.append(self._take())
+        for block in blocks:
             refs[block] = 1
-            blocks.append(block)
         self._owned += count
         return blocks
 
@@ -84,15 +84,19 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back one hold on each block, last block first so that prefixes stay cached longest."""
-        refs = self._refs
+        refs, holds, keys, blank = self._refs, self._holds, self._keys, self._blank
         for block in reversed(blocks):
             left = refs[block] - 1
             if left < 0:
                 raise ValueError(f"block {block} is released but nobody owns it")
             refs[block] = left
-            if not left:
-                self._owned -= 1
+            if left:
+                continue
+            self._owned -= 1
+            if holds[block] or keys[block] is not None:
                 self._let_go(block)
+            else:
+                blank.append(block)
 
     def reserve(self, count: int, cached: Sequence[int]) -> list[int] | None:
         """Hold the `cached` blocks and enough new ones to make `count`, or none at all."""

@@ -257,14 +257,11 @@ class SimEngine:
 
     def progress(self) -> tuple[SlotProgress, ...]:
         """All runs, in arrival order."""
-        self._steps.catch_up()
-        runs = sorted(self._core.runs.values(), key=lambda run: run.rank[1:])
-        return tuple(run.progress() for run in runs)
+        return self._steps.progress(sorted(self._core.runs.values(), key=lambda run: run.rank[1:]))
 
     async def describe(self, slot: str) -> SlotProgress:
         """Raises `Refused("gone")`."""
-        self._steps.catch_up()
-        return self._run(slot).progress()
+        return self._steps.progress((self._run(slot),))[0]
 
     # --- leaving ---------------------------------------------------------------------------------
 

@@ -114,15 +114,16 @@ class Run:
         self.computed = 0
         return blocks
 
-    def progress(self) -> SlotProgress:
-        """How far it has come."""
+    def progress(self, ahead: int, block_tokens: int) -> SlotProgress:
+        """How far it has come, `ahead` decode steps that are over being still to carry out."""
+        computed, blocks = self.computed + ahead, len(self.table)
         return SlotProgress(
             slot=self.slot,
             phase=self.phase,
-            tokens=len(self.tokens),
-            outputs=self.outputs,
-            computed=self.computed,
-            blocks=len(self.table),
+            tokens=len(self.tokens) + ahead,
+            outputs=self.outputs + ahead,
+            computed=computed,
+            blocks=max(blocks, computed // block_tokens + 1) if ahead else blocks,
             preemptions=self.preemptions,
         )
 

@@ -135,9 +135,10 @@ class Scheduler:
         """
         if plan.preempted or len(plan.chunks) != len(self.running):
             return 1
-        if not all(chunk.is_decode and not chunk.run.is_silent for chunk in plan.chunks):
-            return 1
-        most = min(most, *(chunk.run.tokens_to_go for chunk in plan.chunks))
+        for run, _, is_decode in plan.chunks:
+            if not is_decode or run.is_silent:
+                return 1
+            most = min(most, run.tokens_to_go)
         if self.blocks_wanted(plan, most) <= self._pool.free:
             return most
         return bisect_right(range(most), self._pool.free, lo=1, key=lambda steps: self.blocks_wanted(plan, steps + 1))

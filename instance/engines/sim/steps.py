@@ -8,6 +8,7 @@ from math import frexp, ldexp
 from typing import Protocol
 
 from midstream.control.state import Load
+from midstream.instance.engines.base import SlotProgress
 from midstream.instance.engines.sim.config import SimConfig
 from midstream.instance.engines.sim.core import EngineCore, Stepped
 from midstream.instance.engines.sim.run import Run
@@ -87,6 +88,13 @@ class Steps:
         ahead = stride.over(_now())
         self._note(stride, stride.done + ahead)
         return self._core.load(coarse(self._mean_ms), stride.plan, ahead)
+
+    def progress(self, runs: Sequence[Run]) -> tuple[SlotProgress, ...]:
+        """How far runs have come by now; looking at them carries nothing out."""
+        stride, size = self._stride, self._config.block_tokens
+        ahead = stride.over(_now()) if stride is not None else 0
+        strode = frozenset(stride.runs) if stride is not None and ahead else frozenset()
+        return tuple([run.progress(ahead if run in strode else 0, size) for run in runs])
 
     async def _over(self, stride: Stride) -> None:
         """Wait for the end of a stride, which may come nearer meanwhile."""

@@ -6,7 +6,8 @@ from outside cuts it at the end of the step that is then in progress, so that th
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
 
 from midstream.instance.engines.sim.scheduler import Plan
 from midstream.instance.engines.sim.steptime import StepTimeModel
@@ -19,13 +20,13 @@ class Stride:
 
     def __init__(self, plan: Plan, began: float, ends: list[float]) -> None:
         self.plan = plan
-        self.runs = [chunk.run for chunk in plan.chunks]
+        self.runs = [run for run, _, _ in plan.chunks]
         self.began = began
         self.ends = ends
         self.done = 0
         self.noted = 0
         """Steps whose time has gone into the engine's mean."""
-        self.is_decode = all(chunk.is_decode for chunk in plan.chunks)
+        self.is_decode = all(is_decode for _, _, is_decode in plan.chunks)
 
     @property
     def ends_at(self) -> float:
@@ -59,12 +60,10 @@ def stride_of(
     """At most `repeats` steps, the first that ends at `until` or later being the last."""
     ends = [began + times.plan_ms(plan) * time_scale / 1000]
     if repeats > 1:
-        requests, context = len(plan.chunks), sum([chunk.run.computed for chunk in plan.chunks])
-        end, batch_ms, token_ms = ends[0], times.batch_ms(requests), times.decode_token_ms
-        for _ in range(repeats - 1):
-            if end >= until:
-                break
-            context += requests
-            end += (batch_ms + token_ms * context) * time_scale / 1000
-            ends.append(end)
+        requests, computed = len(plan.chunks), sum([run.computed for run, _, _ in plan.chunks])
+        batch_ms, token_ms = times.batch_ms(requests), times.decode_token_ms
+        contexts = range(computed + requests, computed + requests * repeats, requests)
+        steps = [(batch_ms + token_ms * context) * time_scale / 1000 for context in contexts]
+        ends = list(accumulate(steps, initial=ends[0]))
+        del ends[bisect_left(ends, until) + 1 :]
     return Stride(plan, began, ends)

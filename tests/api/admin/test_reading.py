@@ -10,8 +10,15 @@ from pydantic import BaseModel
 from midstream.api.admin import models
 from midstream.control import state as views
 from midstream.control.codec import decode_state, digest, encode_state
-from midstream.control.events import MigrationAborted, MoveDecided, PolicyConfigured, RequestFinished
-from midstream.control.ids import Owner, Position
+from midstream.control.events import (
+    MigrationAborted,
+    MoveDecided,
+    PolicyConfigured,
+    RequestFinished,
+    ScaleDecided,
+    ScaleFailed,
+)
+from midstream.control.ids import Owner, Position, scaling_id
 from midstream.control.state import PolicyChoice, PolicySettings
 from tests.api.admin.cluster import Log, client_of, code_of, small_cluster
 
@@ -105,6 +112,43 @@ async def test_filters_choose() -> None:
         assert await ids(client, "/events", "kind", migration=names[0]) == ["MoveDecided", "MigrationAborted"]
 
 
+def scale(log: Log, action: str, instance: str) -> str:
+    name = scaling_id(Position(1, len(log.entries)), 0)
+    log.say(
+        "control",
+        ScaleDecided(
+            scaling=name, action=action, instance=instance, policy="scale_freeness", policy_version=1, params={},
+            freeness=1.5, reason=f"freeness 1.5: {action}", decided_at=Position(1, len(log.entries)),
+        ),
+    )  # fmt: skip
+    return name
+
+
+async def test_scalings_say_what_was_decided_when_why_and_what_came_of_it() -> None:
+    log = small_cluster()
+    added, lost, removed = scale(log, "add", "i3"), scale(log, "add", "i4"), scale(log, "remove", "i2")
+    log.instance("i3")
+    log.say("scaler", ScaleFailed(scaling=lost, code="command_failed", reason="exit code 1, five times"))
+
+    async with client_of(log) as client:
+
+        async def names(**params: str) -> list[str]:
+            return [item["scaling"] for item in (await client.get("/scalings", params=params)).json()["items"]]
+
+        everything = await all_pages(client, "/scalings", "scaling", 2, lambda: scale(log, "add", "i9"))
+        done, failed = [(await client.get(f"/scalings/{name}")).json() for name in (added, lost)]
+        assert await names(status="open", action="remove") == [removed]
+        assert await names(instance="i3") == [added]
+        assert await names(instance="i7") == []
+    assert everything == [removed, lost, added]
+    assert (done["action"], done["instance"], done["status"], done["reason"], done["decided_at"]) == (
+        "add", "i3", "done", "freeness 1.5: add", "1-4",
+    )  # fmt: skip
+    assert (failed["status"], failed["code"], failed["detail"]) == (
+        "failed", "command_failed", "exit code 1, five times",
+    )  # fmt: skip
+
+
 async def test_single_things_and_their_absence() -> None:
     log = small_cluster()
     name = moves(log, 1)[0]
@@ -116,6 +160,7 @@ async def test_single_things_and_their_absence() -> None:
             ("/instances/nope", "unknown_instance"),
             ("/requests/nope", "unknown_request"),
             ("/migrations/nope", "unknown_migration"),
+            ("/scalings/nope", "unknown_scaling"),
             ("/operations/nope", "unknown_operation"),
         ):
             assert code_of(await client.get(path)) == (404, code)
@@ -190,6 +235,7 @@ async def test_P27_metrics_speak_only_of_what_is_there() -> None:
         (views.InstanceView, models.InstanceBody, {"instance", "requests"}),
         (views.RequestView, models.RequestBody, {"status"}),
         (views.MigrationView, models.MigrationBody, {"is_open"}),
+        (views.ScalingView, models.ScalingBody, set()),
         (views.OperationView, models.OperationBody, {"progress", "result"}),
         (views.Load, models.LoadBody, set()),
         (views.Fingerprint, models.FingerprintBody, set()),

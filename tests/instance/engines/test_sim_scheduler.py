@@ -95,7 +95,7 @@ def test_when_blocks_run_out_the_last_in_rank_recomputes_later() -> None:
         assert not (plan.preempted and "second" in shape(plan))
         c.apply(plan)
     assert preempted == ["second"]
-    assert c.runs["second"].progress().phase == "waiting"
+    assert c.runs["second"].phase == "waiting"
     assert c.runs["first"].preemptions == 0
     made = c.runs["second"].outputs
     while c.runs:
