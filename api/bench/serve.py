@@ -18,7 +18,7 @@ import msgspec
 from midstream.api import event_loop
 from midstream.api.bench.report import Measured, machine
 from midstream.api.bench.schedule import policies_of
-from midstream.api.bench.serve_figures import Load, row_of, summary_of
+from midstream.api.bench.serve_figures import Load, figures, row_of, summary_of
 from midstream.api.bench.serve_load import OUTPUT_MIN, Ask, asks_of, draw, load
 from midstream.api.bench.serve_operator import Operator, load_of
 from midstream.api.bench.serve_plots import draw as draw_plots
@@ -31,12 +31,12 @@ from midstream.api.traces.load import TraceRow
 from midstream.control.errors import BadInput, MidstreamError
 
 ARMS: Final = ("round_robin", "freeness", "freeness+balance")
-TRACE: Final = "azure_conv_2023"
+TRACE: Final = "heavy_tail"
 SEED: Final = 1
 WARM_UP: Final = 4
 """Short requests for each instance before anything counts."""
 WARM_ROW: Final = TraceRow(0.0, 32, 8)
-ROOM: Final = 4
+ROOM: Final = 2
 """The longest request takes at most one in so many of an instance's blocks."""
 
 
@@ -54,10 +54,16 @@ class Usual(msgspec.Struct, frozen=True, kw_only=True):
 
 
 USUAL: Final = {
-    "sim": Usual(instances=4, blocks=512, block_tokens=4, length_scale=0.25, requests=160, rate=12.0),
-    "vllm": Usual(instances=2, blocks=96, block_tokens=16, length_scale=0.1, requests=40, rate=1.6),
-}
-SIM_TIMES: Final = 1.0
+    "sim": Usual(
+        instances=4, blocks=256, block_tokens=4, length_scale=0.25, requests=300, rate=18.0,
+        moves={"balance": {"low": 8.0, "high": 16.0}},
+    ),
+    "vllm": Usual(
+        instances=2, blocks=64, block_tokens=16, length_scale=0.25, requests=40, rate=1.0,
+        moves={"balance": {"low": 2.0, "high": 4.0}},
+    ),
+}  # fmt: skip
+SIM_TIMES: Final = 0.5
 VLLM_FLAGS: Final = "--max-num-seqs 32 --max-num-batched-tokens 512 --enforce-eager --no-enable-prefix-caching"
 
 
@@ -88,7 +94,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if len(set(self.arms)) < len(self.arms) or not self.arms:
             raise BadInput("each of the policies is named once, and there is at least one")
         for name in ("rate", "length_scale"):
-            if (getattr(self, name) or 1.0) <= 0:
+            if (value := getattr(self, name)) is not None and value <= 0:
                 raise BadInput(f"{name.replace('_', '-')} must be above 0")
         if self.engine != "vllm" and self.model is not None:
             raise BadInput("only vllm loads a model")
@@ -146,7 +152,7 @@ def _params(plan: Plan, played: Sequence[Sequence[TraceRow]]) -> dict[str, Any]:
         "prompt_tokens_mean": round(sum(row.prompt_tokens for row in rows) / len(rows), 1),
         "output_tokens_mean": round(sum(row.output_tokens for row in rows) / len(rows), 1),
         "longest": plan.longest,
-        "shrunk": sum(row.prompt_tokens + row.output_tokens >= plan.longest - 1 for row in rows),
+        "shrunk": sum(row.prompt_tokens + row.output_tokens >= plan.longest - OUTPUT_MIN - 2 for row in rows),
         "seed": SEED,
     }
     params: dict[str, Any] = msgspec.to_builtins(plan, enc_hook=str) | msgspec.to_builtins(plan.usual) | totals
@@ -202,7 +208,8 @@ class Player:
             for arm in order(self._plan.arms, repeat):
                 seconds = rows[-1].arrival_s
                 say(f"repeat {repeat + 1} of {len(played)}, {arm}: {len(rows)} requests in {seconds:.0f} s ...")
-                loads[arm].append(await self._load(arm, rows))
+                loads[arm].append(made := await self._load(arm, rows))
+                say(told(made))
         return loads
 
     async def _load(self, arm: str, rows: Sequence[TraceRow]) -> Load:
@@ -218,3 +225,15 @@ class Player:
         asks = asks_of(rows, self._url, self._model, SEED, self._asked)
         self._asked += len(rows)
         return asks
+
+
+def told(made: Load) -> str:
+    """One load in a line of words."""
+    failed = f"; {len(made.errors)} failed, the first: {made.errors[0]}" if made.errors else ""
+    if not made.well:
+        return f"  nothing was answered{failed}"
+    found = figures(made)
+    waits = ", ".join(f"{found[name][part]:.1f}" for name in ("prefill_ms", "decode_ms") for part in ("p50", "p99"))
+    return (
+        f"  prefill p50, p99, decode p50, p99: {waits} ms; {made.moves} moves, {made.preemptions} preemptions{failed}"
+    )

@@ -187,9 +187,7 @@ def serve(
     policies: Annotated[
         list[str] | None, typer.Option("--policies", help="DISPATCH+MOVES, as freeness+balance; again for more arms.")
     ] = None,
-    trace: Annotated[
-        str, typer.Option(help="Lengths: a shipped trace, a generated one, or a file.")
-    ] = "azure_conv_2023",
+    trace: Annotated[str, typer.Option(help="Lengths: a shipped trace, a generated one, or a file.")] = "heavy_tail",
     length_scale: Annotated[float | None, typer.Option(help="Factor on lengths.", show_default="by engine")] = None,
     rate: Annotated[
         float | None, typer.Option(help="Requests a second, over all instances.", show_default="by engine")
