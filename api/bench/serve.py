@@ -55,7 +55,7 @@ class Usual(msgspec.Struct, frozen=True, kw_only=True):
 
 USUAL: Final = {
     "sim": Usual(
-        instances=4, blocks=256, block_tokens=4, length_scale=0.25, requests=300, rate=18.0,
+        instances=4, blocks=256, block_tokens=4, length_scale=0.25, requests=240, rate=14.0,
         moves={"balance": {"low": 8.0, "high": 16.0}},
     ),
     "vllm": Usual(
