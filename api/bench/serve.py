@@ -59,7 +59,7 @@ USUAL: Final = {
         moves={"balance": {"low": 8.0, "high": 16.0}},
     ),
     "vllm": Usual(
-        instances=2, blocks=64, block_tokens=16, length_scale=0.25, requests=40, rate=1.0,
+        instances=2, blocks=32, block_tokens=16, length_scale=0.25, requests=40, rate=2.0,
         moves={"balance": {"low": 2.0, "high": 4.0}},
     ),
 }  # fmt: skip
