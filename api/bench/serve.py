@@ -59,12 +59,12 @@ USUAL: Final = {
         moves={"balance": {"low": 8.0, "high": 16.0}},
     ),
     "vllm": Usual(
-        instances=2, blocks=32, block_tokens=16, length_scale=0.25, requests=40, rate=2.0,
-        moves={"balance": {"low": 2.0, "high": 4.0}},
+        instances=2, blocks=16, block_tokens=32, length_scale=0.25, requests=40, rate=2.0,
+        moves={"balance": {"low": 1.0, "high": 2.0, "cost_per_move": 0.25}},
     ),
 }  # fmt: skip
 SIM_TIMES: Final = 0.5
-VLLM_FLAGS: Final = "--max-num-seqs 32 --max-num-batched-tokens 512 --enforce-eager --no-enable-prefix-caching"
+VLLM_FLAGS: Final = "--max-num-seqs 32 --max-num-batched-tokens 512 --no-enable-prefix-caching"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
