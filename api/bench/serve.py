@@ -154,6 +154,7 @@ def _params(plan: Plan, played: Sequence[Sequence[TraceRow]]) -> dict[str, Any]:
         "longest": plan.longest,
         "shrunk": sum(row.prompt_tokens + row.output_tokens >= plan.longest - OUTPUT_MIN - 2 for row in rows),
         "seed": SEED,
+        "engine_settings": VLLM_FLAGS if plan.engine == "vllm" else f"sim_time_scale {SIM_TIMES}",
     }
     params: dict[str, Any] = msgspec.to_builtins(plan, enc_hook=str) | msgspec.to_builtins(plan.usual) | totals
     return params
