@@ -20,7 +20,7 @@ import msgspec
 
 from midstream.api.bench.moves import Moved, move
 from midstream.api.bench.plots import plot
-from midstream.api.bench.report import Measured, machine
+from midstream.api.bench.report import Measured, machine, spread
 from midstream.api.bench.signals import ended_by_signal
 from midstream.api.bench.streams import Stream, streaming
 from midstream.api.cli.client import AdminClient
@@ -59,6 +59,10 @@ CHANGES: Final[dict[str, Any]] = {
 }
 FLAGS: Final = "--max-num-seqs 4 --max-num-batched-tokens 2048 --no-enable-prefix-caching"
 """Without a prefix cache a stream that comes back finds nothing of its own."""
+
+FIGURES: Final = (
+    "normal_gap_ms", "gap_ms", "extra_ms", "rounds", "freeze_to_adopt_ms", "source_slowdown", "total_ms",
+)  # fmt: skip
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,31 +197,11 @@ def _in_order(item: tuple[tuple[int, str], object]) -> tuple[int, int]:
 
 
 def _row(context: int, mode: str, moves: Sequence[Moved]) -> dict[str, Any]:
-    """Medians, with the least and the most of what is compared."""
-    extras, gaps = [moved.extra_ms for moved in moves], [moved.gap_ms for moved in moves]
-    return {
-        "context": context,
-        "mode": mode,
-        "normal_gap_ms": _middle([moved.normal_gap_ms for moved in moves]),
-        "gap_ms": _middle(gaps),
-        "gap_ms_min": round(min(gaps), 3),
-        "gap_ms_max": round(max(gaps), 3),
-        "extra_ms": _middle(extras),
-        "extra_ms_min": round(min(extras), 3),
-        "extra_ms_max": round(max(extras), 3),
-        "rounds": _middle([float(moved.rounds) for moved in moves]),
-        "bytes": int(median(moved.copied_bytes for moved in moves)),
-        "freeze_to_adopt_ms": _middle([moved.freeze_to_adopt_ms for moved in moves]),
-        "source_slowdown": _middle([moved.source_slowdown for moved in moves]),
-        "total_ms": _middle([moved.total_ms for moved in moves]),
-        "repeats": len(moves),
-    }
-
-
-def _middle(values: Sequence[float | None]) -> float | None:
-    """The median of what there is."""
-    known = [value for value in values if value is not None]
-    return round(median(known), 3) if known else None
+    """Medians over the moves, with the least and the most."""
+    row: dict[str, Any] = {"context": context, "mode": mode}
+    for figure in FIGURES:
+        row |= spread(figure, [getattr(moved, figure) for moved in moves])
+    return row | {"bytes": int(median(moved.copied_bytes for moved in moves)), "repeats": len(moves)}
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

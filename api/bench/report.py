@@ -8,6 +8,7 @@ import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -110,10 +111,11 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def spread(name: str, values: Sequence[float]) -> dict[str, float | None]:
-    """The median of the repeats under a name, with their extremes beside it; None of nothing."""
-    found = [round(value, 4) for value in values]
-    return {name: rank(found, 0.5), f"{name}_min": min(found, default=None), f"{name}_max": max(found, default=None)}
+def spread(name: str, values: Sequence[float | None]) -> dict[str, float | None]:
+    """The median of the repeats that have one, under a name, with their extremes beside it; None of nothing."""
+    found = [round(value, 4) for value in values if value is not None]
+    middle = round(median(found), 4) if found else None
+    return {name: middle, f"{name}_min": min(found, default=None), f"{name}_max": max(found, default=None)}
 
 
 def _cell(key: str) -> Any:

@@ -1,6 +1,6 @@
-"""A light client of streamed chats: it shares the machine with what it measures, so it looks at bytes and parses none.
+"""A light client of streamed answers: it shares the machine with what it measures, so it parses nothing.
 
-One connection serves one chat after the other. Times are the event loop's, seconds.
+One connection serves one request after the other. Times are the event loop's, seconds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import msgspec
 from midstream.control.errors import MidstreamError
 
 ANSWER_S: Final = 120.0
+CHATS: Final = "/v1/chat/completions"
+OK: Final = b"HTTP/1.1 200"
 EVENT: Final = b"data: {"
 TEXT: Final = b'"delta":{"content":"'
 """Starts the part of an event that brings text; an event of the role alone has it not, nor that of the usage."""
@@ -47,9 +49,13 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chats(asyncio.Protocol):
-    """One connection. `chat` sends a body and waits for the whole answer. Not for concurrent use."""
+    """One connection. `chat` sends a body and waits for the whole answer. Not for concurrent use.
 
-    def __init__(self) -> None:
+    `text` is what bytes have in them that bring something of the answer.
+    """
+
+    def __init__(self, text: bytes = TEXT) -> None:
+        self._text = text
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Timed] | None = None
@@ -65,20 +71,23 @@ class Chats(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Note when text came; at the end of the body the answer is whole."""
-        if TEXT in data:
+        if not self._tail and not data.startswith(OK):
+            self._fail(f"refused: {data[:300]!r}")
+            return
+        if self._text in data:
             self._arrivals.append(self._loop.time())
         self._tail = (self._tail + data)[-4096:]
         if self._tail.endswith(LAST):
             self._finish()
 
-    async def chat(self, request: bytes) -> Timed:
-        """One answer. Raises `MidstreamError` for anything but a whole one."""
+    async def chat(self, request: bytes, answer_s: float = ANSWER_S) -> Timed:
+        """One answer. Raises `MidstreamError` for anything but a whole one, and `TimeoutError`."""
         assert self._transport is not None
         self._answer = self._loop.create_future()
         self._arrivals, self._tail = [], b""
         self._sent_at = self._loop.time()
         self._transport.write(request)
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(answer_s):
             return await self._answer
 
     def close(self) -> None:
@@ -100,11 +109,11 @@ class Chats(asyncio.Protocol):
             self._answer.set_exception(MidstreamError(reason))
 
 
-def request_of(url: str, body: dict[str, Any]) -> bytes:
-    """The bytes of one POST to `/v1/chat/completions`."""
+def request_of(url: str, body: dict[str, Any], path: str = CHATS) -> bytes:
+    """The bytes of one POST."""
     content = json.dumps(body).encode()
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: {urlsplit(url).netloc}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content

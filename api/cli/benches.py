@@ -181,6 +181,44 @@ def profile(
     raise typer.Exit(show("profile", measure(plan, constants), as_json=as_json))
 
 
+def serve(
+    engine: Annotated[str, typer.Option(help="Engine of the instances: sim or vllm.")] = "sim",
+    model: Annotated[Path | None, typer.Option(help="vllm: folder of the model.", show_default="the settings'")] = None,
+    policies: Annotated[
+        list[str] | None, typer.Option("--policies", help="DISPATCH+MOVES, as freeness+balance; again for more arms.")
+    ] = None,
+    trace: Annotated[str, typer.Option(help="Lengths: a shipped trace, a generated one, or a file.")] = "heavy_tail",
+    length_scale: Annotated[float | None, typer.Option(help="Factor on lengths.", show_default="by engine")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests a second, over all instances.", show_default="by engine")
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=8, max=100_000, help="Of each arm and repeat.", show_default="by engine")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="Loads of each arm, each with a seed of its own.")] = 3,
+    instances: Annotated[int | None, typer.Option(min=1, help="Instances.", show_default="by engine")] = None,
+    blocks: Annotated[
+        int | None, typer.Option(min=16, help="KV blocks of each instance.", show_default="by engine")
+    ] = None,
+    as_json: JsonOption = False,
+    plot: PlotOption = None,
+) -> None:
+    """The founding latency table: Poisson arrivals at a cluster of real processes, policies in turn.
+
+    Exit code 1 if a request failed. Example: midstream bench serve --rate 10 --repeats 1 --plot plots
+    """
+    from midstream.api.bench.report import show
+    from midstream.api.bench.serve import ARMS, Plan, measure
+
+    plan = Plan(
+        engine=engine, model=model, arms=tuple(policies or ARMS), trace=trace, length_scale=length_scale, rate=rate,
+        requests=requests, repeats=repeats, instances=instances, blocks=blocks,
+    )  # fmt: skip
+    measured = measure(plan, plot)
+    code = show("serve", measured, as_json=as_json)
+    raise typer.Exit(code or int(measured.summary["errors"] > 0))
+
+
 def transfer(
     backends: Annotated[str, typer.Option(help="Which, comma-separated: shm, rpc, gloo.")] = "shm,rpc",
     sizes: Annotated[str, typer.Option(help="MB, comma-separated.")] = "8,16,32,64,128,256,512,960",
@@ -215,5 +253,5 @@ def numbers(text: str | None) -> tuple[int, ...]:
         raise BadInput(f"whole numbers, comma-separated, not {text!r}") from None
 
 
-BENCHES: Final = (control, fleet, gateway, migration, profile, schedule, transfer)
+BENCHES: Final = (control, fleet, gateway, migration, profile, schedule, serve, transfer)
 NAMES: Final = tuple(bench.__name__ for bench in BENCHES)
