@@ -209,7 +209,7 @@ class LimitGroup(BaseModel):
         4,
         ge=0,
         le=100_000,
-        description="Requests that wait at an engine; more wait at the gateway, in fair shares. 0: all wait at engines.",
+        description="Requests that wait at an engine; more wait at the gateway, in fair shares. 0: all wait there.",
     )
     context_tokens_max: int = Field(32_768, ge=16, le=1 << 24, description="Longest prompt + output, tokens.")
     body_bytes_max: int = Field(8 << 20, ge=1024, description="Largest request body, bytes.")
