@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -33,10 +34,10 @@ TRACES: Final = (
     "heavy_tail",
 )
 STEPS_AT_ONCE: Final = 64
-SEARCH_RUNS: Final = 7
+SEARCH_RUNS: Final = 9
 SEARCH_FIRST: Final = 4.0
 SEARCH_FACTOR: Final = 2.0
-"""The first step of the search for a rate; from the first sustained rate on each is the root of the one before."""
+"""A step of the search for a rate, until it has one that is sustained and one that is not."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,16 +161,25 @@ def row_of(made: Made) -> dict[str, Any]:
 
 
 def _scale(plan: Plan, made: Runs, trace: str) -> float:
-    """The highest rate at which some arm keeps enough requests within the SLO: up and down in ever smaller steps."""
+    """The highest rate at which some arm keeps enough requests within the SLO."""
     if plan.rate_scale is not None:
         return plan.rate_scale
-    scale, factor, best = SEARCH_FIRST, SEARCH_FACTOR, 0.0
+    return highest(lambda scale: any(_sustains(plan, made, trace, arm, scale) for arm in _searched(plan.arms)))
+
+
+def highest(is_sustained: Callable[[float], bool]) -> float:
+    """Doubles or halves until one rate is sustained and one is not, then halves the steps between the two."""
+    scale, held, failed = SEARCH_FIRST, 0.0, 0.0
     for _ in range(SEARCH_RUNS):
-        is_sustained = any(_sustains(plan, made, trace, arm, scale) for arm in _searched(plan.arms))
-        best = max(best, scale) if is_sustained else best
-        scale = round(scale * factor if is_sustained else scale / factor, 3)
-        factor = factor**0.5 if best else factor
-    return best or scale
+        if is_sustained(scale):
+            held = scale
+        else:
+            failed = scale
+        if held and failed:
+            scale = round((held * failed) ** 0.5, 3)
+        else:
+            scale = scale * SEARCH_FACTOR if held else scale / SEARCH_FACTOR
+    return held or scale
 
 
 def _searched(arms: tuple[str, ...]) -> list[str]:

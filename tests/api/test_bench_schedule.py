@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from midstream.api.bench.report import is_missing
-from midstream.api.bench.schedule import Plan, measure, policies_of, simulate
+from midstream.api.bench.schedule import Plan, highest, measure, policies_of, simulate
 from midstream.api.bench.schedule_figures import Slo, moves_anything, summary_of
 from midstream.api.bench.schedule_runs import Made, Run
 from midstream.api.cli.main import BAD_INPUT, run
@@ -95,6 +95,12 @@ def test_with_a_queue_depth_of_0_requests_wait_at_instances() -> None:
     }
     assert waits[0].figures.prefill_ms != waits[4].figures.prefill_ms
     assert waits[0].figures.requests == waits[4].figures.requests
+
+
+@pytest.mark.parametrize("limit", [0.3, 4.0, 5.0, 17.0, 100.0])
+def test_the_search_reaches_a_rate_wherever_it_is(limit: float) -> None:
+    """Steps that shrank from the first sustained rate on never got past four times the first."""
+    assert limit * 0.85 <= highest(lambda scale: scale <= limit) <= limit
 
 
 def test_arms_are_policies_by_name() -> None:
