@@ -207,7 +207,10 @@ class LimitGroup(BaseModel):
         512, ge=1, le=1_000_000, description="Tokens of one turn, where keys share what is not enough for all."
     )
     queue_depth: int = Field(
-        4, ge=1, le=100_000, description="Requests that wait at an engine; more wait at the gateway, in fair shares."
+        4,
+        ge=0,
+        le=100_000,
+        description="Requests that wait at an engine; more wait at the gateway, in fair shares. 0: all wait there.",
     )
     context_tokens_max: int = Field(32_768, ge=16, le=1 << 24, description="Longest prompt + output, tokens.")
     body_bytes_max: int = Field(8 << 20, ge=1024, description="Largest request body, bytes.")

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from midstream.api.bench.report import Measured, machine
-from midstream.api.bench.schedule_figures import Figures, Slo, figures_of, moves_anything, summary_of
+from midstream.api.bench.report import Measured, commit, machine
+from midstream.api.bench.schedule_figures import Slo, figures_of, moves_anything, summary_of
 from midstream.api.bench.schedule_plots import draw
-from midstream.api.simulation.fleet import STREAM_INTERVAL_MS, FleetPlan, play
-from midstream.api.simulation.run import quiet
+from midstream.api.bench.schedule_runs import Made, Run, Runs, opened
+from midstream.api.simulation.fleet import GATEWAY, STREAM_INTERVAL_MS, FleetPlan, play
 from midstream.api.traces.workload import has_content, workload
 from midstream.control.errors import BadInput
 from midstream.control.policies import dispatch_policy, move_policy
 from midstream.control.state import PolicyChoice, PolicySettings
 from midstream.instance.engines.sim.config import SimConfig
 
-ARMS: Final = ("round_robin", "freeness", "freeness+balance")
+ARMS: Final = (
+    "round_robin", "least_kv", "freeness", "freeness+balance", "freeness+defragment+balance",
+    "least_kv+defragment+balance",
+)  # fmt: skip
 TRACES: Final = (
     "azure_conv_2023",
     "servegen_language_mlarge_sampled",
@@ -36,10 +34,10 @@ TRACES: Final = (
     "heavy_tail",
 )
 STEPS_AT_ONCE: Final = 256
-SEARCH_RUNS: Final = 7
+SEARCH_RUNS: Final = 9
 SEARCH_FIRST: Final = 4.0
 SEARCH_FACTOR: Final = 2.0
-"""The first step of the search for a rate; from the first sustained rate on each is the root of the one before."""
+"""A step of the search for a rate, until it has one that is sustained and one that is not."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +61,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """KV of one token: 80 layers, 8 heads of 128, keys and values, 2 bytes each."""
     slots: int = 256
     gbit_per_s: float = 25.0
+    queue_depth: int = GATEWAY.queue_depth
+    """Requests that wait at an instance; more wait at the gateway. 0: all are sent on at once."""
     jobs: int = 0
     """Processes; 0: one per core."""
 
@@ -73,23 +73,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             raise BadInput("rate-scale must be above 0")
 
 
-class Run(NamedTuple):
-    """One simulation to make."""
+def measure(plan: Plan, plots: Path | None = None, kept: Path | None = None) -> Measured:
+    """Every arm on every trace with every seed; pictures into `plots`; what is in the file `kept` is not made again.
 
-    trace: str
-    arm: str
-    seed: int
-    rate_scale: float
-
-
-def measure(plan: Plan, plots: Path | None = None) -> Measured:
-    """Every arm on every trace with every seed; pictures into `plots`. Raises `BadInput`, `UnknownThing`."""
+    Raises `BadInput`, `UnknownThing`.
+    """
     found = machine()
-    with _pool(plan) as pool, _progress() as progress:
-        scales = {trace: _scale(plan, pool, trace, progress) for trace in plan.traces}
+    with opened(partial(simulate, plan), jobs=plan.jobs, kept=kept, setting=_setting(plan)) as made:
+        scales = {trace: _scale(plan, made, trace) for trace in plan.traces}
         runs = [Run(t, a, s, scales[t]) for t in plan.traces for s in range(plan.seeds) for a in plan.arms]
-        done = {made.run: made for made in _made(plan, pool, runs, progress, "simulating")}
-    results = [done[run] for run in runs]
+        results = made.make(runs, "simulating")
     if plots is not None:
         for trace in plan.traces:
             draw(plots, trace, [m for m in results if m.run.trace == trace and m.run.seed == 0], blocks=plan.blocks)
@@ -103,16 +96,10 @@ def measure(plan: Plan, plots: Path | None = None) -> Measured:
     )
 
 
-class Made(NamedTuple):
-    """A simulation that was made."""
-
-    run: Run
-    figures: Figures
-    simulated_s: float
-    took_s: float
-    cpu_s: float
-    """Of the one core that it ran on."""
-    facts: int
+def _setting(plan: Plan) -> str:
+    """What two runs must have in common to be one: the commit, and all of the plan that a run depends on."""
+    alike = msgspec.structs.replace(plan, traces=(), arms=(), seeds=1, rate_scale=None, sustained=0.0, jobs=0)
+    return f"{commit()} {msgspec.json.encode(alike).decode()}"
 
 
 def simulate(plan: Plan, run: Run) -> Made:
@@ -147,6 +134,7 @@ def fleet_plan(plan: Plan, run: Run, *, is_cached: bool) -> FleetPlan:
         policies=policies_of(run.arm),
         seed=run.seed,
         gbit_per_s=plan.gbit_per_s,
+        queue_depth=plan.queue_depth,
     )
 
 
@@ -175,52 +163,37 @@ def row_of(made: Made) -> dict[str, Any]:
 # --- the rate ------------------------------------------------------------------------------------
 
 
-def _scale(plan: Plan, pool: ProcessPoolExecutor, trace: str, progress: Progress) -> float:
-    """The highest rate at which some arm keeps enough requests within the SLO: up and down in ever smaller steps."""
+def _scale(plan: Plan, made: Runs, trace: str) -> float:
+    """The highest rate at which some arm keeps enough requests within the SLO."""
     if plan.rate_scale is not None:
         return plan.rate_scale
-    scale, factor, best = SEARCH_FIRST, SEARCH_FACTOR, 0.0
+    return highest(lambda scale: any(_sustains(plan, made, trace, arm, scale) for arm in _searched(plan.arms)))
+
+
+def highest(is_sustained: Callable[[float], bool]) -> float:
+    """Doubles or halves until one rate is sustained and one is not, then halves the steps between the two."""
+    scale, held, failed = SEARCH_FIRST, 0.0, 0.0
     for _ in range(SEARCH_RUNS):
-        is_sustained = _is_sustained(plan, pool, trace, scale, progress)
-        best = max(best, scale) if is_sustained else best
-        scale = scale * factor if is_sustained else scale / factor
-        factor = factor**0.5 if best else factor
-    return round(best or scale, 3)
+        if is_sustained(scale):
+            held = scale
+        else:
+            failed = scale
+        if held and failed:
+            scale = round((held * failed) ** 0.5, 3)
+        else:
+            scale = scale * SEARCH_FACTOR if held else scale / SEARCH_FACTOR
+    return held or scale
 
 
-def _is_sustained(plan: Plan, pool: ProcessPoolExecutor, trace: str, scale: float, progress: Progress) -> bool:
-    """Does an arm sustain a rate, in the median of the seeds; those that move first: they are likely to."""
-    for arm in sorted(plan.arms, key=moves_anything, reverse=True):
-        runs = [Run(trace, arm, seed, scale) for seed in range(plan.seeds)]
-        made = _made(plan, pool, runs, progress, f"{trace}: {arm} at rate x {scale:.2f}")
-        if median(one.figures.slo_share for one in made) >= plan.sustained:
-            return True
-    return False
+def _searched(arms: tuple[str, ...]) -> list[str]:
+    """Those that move first: they are likely to sustain more."""
+    return sorted(arms, key=moves_anything, reverse=True)
 
 
-# --- processes and progress ----------------------------------------------------------------------
-
-
-@contextmanager
-def _pool(plan: Plan) -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(plan.jobs or os.cpu_count() or 1, initializer=quiet) as pool:
-        yield pool
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        yield progress
-
-
-def _made(
-    plan: Plan, pool: ProcessPoolExecutor, runs: Sequence[Run], progress: Progress, what: str
-) -> list[Made]:  # fmt: skip
-    bar = progress.add_task(what, total=len(runs))
-    futures = [pool.submit(partial(simulate, plan), run) for run in runs]
-    done = []
-    for future in as_completed(futures):
-        done.append(future.result())
-        progress.advance(bar)
-    return done
+def _sustains(plan: Plan, made: Runs, trace: str, arm: str, scale: float) -> bool:
+    """Does an arm sustain a rate with every seed: parts of a trace differ, and the hardest one counts."""
+    what = f"{trace}: {arm} at rate x {scale:.2f}"
+    return all(
+        made.make([Run(trace, arm, seed, scale)], what)[0].figures.slo_share >= plan.sustained
+        for seed in range(plan.seeds)
+    )

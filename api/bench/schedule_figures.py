@@ -13,7 +13,7 @@ import numpy.typing as npt
 from midstream.api.simulation.fleet import Played
 
 if TYPE_CHECKING:
-    from midstream.api.bench.schedule import Made
+    from midstream.api.bench.schedule_runs import Made
 
 Floats = npt.NDArray[np.float64]
 
@@ -155,14 +155,16 @@ def moves_anything(arm: str) -> bool:
 
 
 def summary_of(made: Sequence[Made]) -> dict[str, Any]:
-    """One trace: the best arm, and how it compares to round robin and to the best arm that does not move."""
+    """One trace: the best arm, and how the best that moves compares to round robin and to the best that does not."""
     arms: dict[str, dict[int, Figures]] = {}
     for one in made:
         arms.setdefault(one.run.arm, {})[one.run.seed] = one.figures
-    best, still = _best(arms), _best({arm: seeds for arm, seeds in arms.items() if not moves_anything(arm)})
+    still = _best({arm: seeds for arm, seeds in arms.items() if not moves_anything(arm)})
+    best = _best({arm: seeds for arm, seeds in arms.items() if moves_anything(arm)}) or still
     rivals = {"round_robin": "round_robin" if "round_robin" in arms else "", "best_without_moves": still}
     return {
-        "best": best,
+        "best": _best(arms),
+        "best_with_moves": best,
         "slo_share": {arm: median(f.slo_share for f in seeds.values()) for arm, seeds in arms.items()},
         "best_without_moves": still,
     } | {

@@ -10,7 +10,7 @@ from midstream.api.bench.plots import plot
 from midstream.api.bench.schedule_figures import CURVE_SHARES, Figures
 
 if TYPE_CHECKING:
-    from midstream.api.bench.schedule import Made
+    from midstream.api.bench.schedule_runs import Made
 
 
 def draw(folder: Path, trace: str, made: Sequence[Made], *, blocks: int) -> None:

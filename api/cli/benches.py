@@ -130,7 +130,14 @@ def schedule(
     block_tokens: Annotated[int, typer.Option(help="Tokens of one block.", min=1)] = 16,
     token_bytes: Annotated[int, typer.Option(help="KV bytes of one token.", min=8)] = 327_680,
     gbit: Annotated[float, typer.Option(help="Bandwidth between instances, Gbit/s.", min=0.001)] = 25.0,
+    queue_depth: Annotated[
+        int,
+        typer.Option(help="Requests that wait at an instance, the others at the gateway; 0: all at instances.", min=0),
+    ] = 4,
     jobs: Annotated[int, typer.Option(help="Processes. [default: one per core]", min=0)] = 0,
+    kept: Annotated[
+        Path | None, typer.Option(help="Add every run made to this file, and make none again that is in it.")
+    ] = None,
     as_json: JsonOption = False,
     plot: PlotOption = None,
 ) -> None:
@@ -146,9 +153,9 @@ def schedule(
         traces=tuple(traces or TRACES), arms=tuple(policies or ARMS), seeds=seeds, instances=instances,
         requests=requests, rate_scale=rate_scale, slo=Slo(prefill_ms=slo_prefill_ms, decode_ms=slo_decode_ms),
         step_times=step_times, blocks=blocks, block_tokens=block_tokens, token_bytes=token_bytes, gbit_per_s=gbit,
-        jobs=jobs,
+        queue_depth=queue_depth, jobs=jobs,
     )  # fmt: skip
-    raise typer.Exit(show("schedule", measure(plan, plot), as_json=as_json))
+    raise typer.Exit(show("schedule", measure(plan, plot, kept), as_json=as_json))
 
 
 def profile(

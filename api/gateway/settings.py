@@ -15,7 +15,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     tenant_quantum: int = 512
     """Tokens that a tenant may spend in one turn."""
     queue_depth: int = 4
-    """Requests that an engine may have waiting; with more, new ones wait here."""
+    """Requests that an engine may have waiting; with more, new ones wait here. 0: all are sent on at once."""
     request_ms: float = 3_600_000
     """Deadline of one request, from admission."""
     seek_ms: float = 60_000

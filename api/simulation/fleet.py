@@ -62,6 +62,8 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms: float = 0.2
     digests: bool = False
     """Digest the log, to compare runs byte for byte."""
+    queue_depth: int = GATEWAY.queue_depth
+    """Requests that wait at an engine; more wait at the gateway. 0: all are sent on at once."""
     drain_at_s: float | None = None
     """When the first instance is asked to drain."""
 
@@ -85,7 +87,8 @@ class Fleet:
         )  # fmt: skip
         self._gateway = Gateway(
             name="g", wire=self._wire("gateway/g"), follower=follower, recorder=self._recorder("gateway/g"),
-            clock=self._clock, settings=GATEWAY, models=("sim",),
+            clock=self._clock,
+            settings=msgspec.structs.replace(GATEWAY, queue_depth=plan.queue_depth), models=("sim",),
         )  # fmt: skip
         self.store.readers.append(self._read)
         self.llumlets = [self._llumlet(f"i{index:02}", log) for index in range(plan.instances)]

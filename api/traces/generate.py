@@ -25,6 +25,19 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.most, int(self.least * (1 - rng.random()) ** (-1 / (self.tail - 1))))
 
 
+class Bounded(msgspec.Struct, frozen=True, kw_only=True):
+    """Token counts by a bounded Pareto distribution: a power law with this `exponent` between `least` and `most`."""
+
+    least: int
+    most: int
+    exponent: float
+
+    def draw(self, rng: random.Random) -> int:
+        """Inverse of its distribution."""
+        left = (self.least / self.most) ** self.exponent
+        return int(self.least * (1 - rng.random() * (1 - left)) ** (-1 / self.exponent))
+
+
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """How to make a workload. Rates are for `rate_scale` 1."""
 
@@ -32,8 +45,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     per_s: float = 4.0
     cv: float = 1.0
     """Coefficient of variation of the gaps: 1 is Poisson, more is burstier (gamma)."""
-    prompt: Lengths
-    output: Lengths
+    prompt: Lengths | Bounded
+    output: Lengths | Bounded
     clients: int = 1
     """Tenants; the n-th sends 1/n as often as the first."""
     urgent: float = 0.0
@@ -43,6 +56,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     prefix_blocks: int = 4
     """Length of each, in blocks of `CONTENT_TOKENS`."""
 
+
+SHORT: Final = Bounded(least=18, most=6_000, exponent=0.95)
+MEDIUM: Final = Bounded(least=8, most=6_000, exponent=0.45)
+LONG: Final = Bounded(least=2, most=6_000, exponent=0.12)
+"""Fitted to means and percentiles of the Llumnix paper's table 1: means of 128, 256 and 512 tokens, 6,000 at most."""
 
 GENERATED: Final[dict[str, Recipe]] = {
     "heavy_tail": Recipe(
@@ -61,8 +79,14 @@ GENERATED: Final[dict[str, Recipe]] = {
         clients=20,
         urgent=0.1,
     ),
+    "short_short": Recipe(prompt=SHORT, output=SHORT),
+    "medium_medium": Recipe(prompt=MEDIUM, output=MEDIUM),
+    "long_long": Recipe(prompt=LONG, output=LONG),
+    "short_long": Recipe(prompt=SHORT, output=LONG),
+    "long_short": Recipe(prompt=LONG, output=SHORT),
+    "long_long_bursty": Recipe(prompt=LONG, output=LONG, cv=4.0),
 }
-"""Power laws as in the Llumnix paper's generated traces: means of some hundred tokens, 6,000 at most."""
+"""Power laws in the manner of the Llumnix paper's generated traces; those named by two lengths are its own."""
 
 
 def generate(name: str, seed: int, requests: int | None = None) -> tuple[TraceRow, ...]:

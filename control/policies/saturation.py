@@ -25,7 +25,7 @@ def saturated(state: State, wanted: DispatchWanted, in_flight: Mapping[str, InFl
 
 
 def takes(state: State, instance: str, wanted: DispatchWanted, in_flight: Mapping[str, InFlight], depth: int) -> bool:
-    """Does the instance have slots and blocks for it, and a line that is short.
+    """Does the instance have slots and blocks for it, and a line that is short; with a `depth` of 0 it need not.
 
     What was sent and is in no report yet counts for slots and blocks, and until its first token for the line. An idle
     instance takes anything: its engine may say that the request is too long. A high-priority request is taken
@@ -34,7 +34,7 @@ def takes(state: State, instance: str, wanted: DispatchWanted, in_flight: Mappin
     view, sent = state.instances[instance], in_flight.get(instance, _NONE)
     load = view.load
     present = load.running + load.waiting + sent.requests
-    if wanted.is_high or not present:
+    if wanted.is_high or not present or not depth:
         return True
     needed = blocks_for(wanted.prompt_tokens + 1, view.fingerprint.block_tokens)
     free = load.blocks_free - load.blocks_waiting - sent.blocks - blocks_kept(state, view)

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from midstream.api.bench.report import is_missing
-from midstream.api.bench.schedule import Made, Plan, Run, measure, policies_of, simulate
+from midstream.api.bench.schedule import Plan, highest, measure, policies_of, simulate
 from midstream.api.bench.schedule_figures import Slo, moves_anything, summary_of
+from midstream.api.bench.schedule_runs import Made, Run
 from midstream.api.cli.main import BAD_INPUT, run
-from midstream.control.errors import UnknownThing
+from midstream.control.errors import BadInput, UnknownThing
 
 PLAN = Plan(
     traces=("azure_conv_2023",), arms=("round_robin", "freeness+balance"), seeds=1, instances=2, requests=60,
@@ -69,6 +70,37 @@ def test_a_rate_is_searched_that_the_slo_allows() -> None:
     held = simulate(plan, Run("azure_conv_2023", "freeness", 0, scale)).figures.slo_share
     over = simulate(plan, Run("azure_conv_2023", "freeness", 0, 4 * scale)).figures.slo_share
     assert held >= plan.sustained > over
+
+
+def test_what_was_made_is_kept_and_not_made_again(tmp_path: Path) -> None:
+    kept = tmp_path / "runs.jsonl"
+    plan = msgspec.structs.replace(PLAN, arms=("freeness",))
+    first = measure(plan, kept=kept)
+    lines = kept.read_bytes()
+    assert measure(plan, kept=kept).rows == first.rows, "took_s too: nothing was simulated"
+    assert kept.read_bytes() == lines
+    measure(msgspec.structs.replace(plan, blocks=400), kept=kept)
+    assert kept.read_bytes().count(b"\n") == 2, "another fleet is another run"
+    kept.write_bytes(b"{}")
+    with pytest.raises(BadInput, match="kept runs"):
+        measure(plan, kept=kept)
+
+
+def test_with_a_queue_depth_of_0_requests_wait_at_instances() -> None:
+    """Round robin then waits behind a full instance although another has room."""
+    plan = msgspec.structs.replace(PLAN, blocks=400, requests=120)
+    waits = {
+        depth: simulate(msgspec.structs.replace(plan, queue_depth=depth), Run("azure_conv_2023", "round_robin", 0, 2.0))
+        for depth in (0, 4)
+    }
+    assert waits[0].figures.prefill_ms != waits[4].figures.prefill_ms
+    assert waits[0].figures.requests == waits[4].figures.requests
+
+
+@pytest.mark.parametrize("limit", [0.3, 4.0, 5.0, 17.0, 100.0])
+def test_the_search_reaches_a_rate_wherever_it_is(limit: float) -> None:
+    """Steps that shrank from the first sustained rate on never got past four times the first."""
+    assert limit * 0.85 <= highest(lambda scale: scale <= limit) <= limit
 
 
 def test_arms_are_policies_by_name() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from midstream.api.simulation.requests import spec_of
 from midstream.api.traces import TraceRow, load_trace, write_trace
-from midstream.api.traces.generate import GENERATED, Lengths, Recipe, generate, make
+from midstream.api.traces.generate import GENERATED, LONG, MEDIUM, SHORT, Bounded, Lengths, Recipe, generate, make
 from midstream.api.traces.importers import FORMS, import_trace
 from midstream.api.traces.load import CONTENT_TOKENS, parse_trace
 from midstream.api.traces.workload import has_content, part, spread, workload
@@ -155,6 +155,15 @@ def test_a_recipe_is_followed() -> None:
     counts = {client: sum(row.client == client for row in rows) for client in ("0", "1")}
     assert counts["0"] / counts["1"] == pytest.approx(2.0, rel=0.15)
     assert sum(row.priority == -1 for row in rows) / len(rows) == pytest.approx(0.2, rel=0.1)
+
+
+@pytest.mark.parametrize(("lengths", "mean"), [(SHORT, 128), (MEDIUM, 256), (LONG, 512)])
+def test_bounded_lengths_have_the_published_means(lengths: Bounded, mean: int) -> None:
+    rng = random.Random(1)
+    drawn = [lengths.draw(rng) for _ in range(50_000)]
+    assert fmean(drawn) == pytest.approx(mean, rel=0.12)
+    assert lengths.least <= min(drawn) <= max(drawn) <= 6_000
+    assert max(drawn) > 5_000, "the tail is not cut"
 
 
 def test_an_unknown_workload_names_the_known_ones() -> None:

@@ -13,7 +13,7 @@ import msgspec
 from midstream.control.errors import UnknownThing
 from midstream.instance.engines.sim.scheduler import Plan
 
-CONSTANTS = "step_times.csv"
+CONSTANTS = ("step_times.csv", "published.csv")
 
 
 class StepTimeModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,11 +76,12 @@ def load_model(name: str) -> StepTimeModel:
 
 def _models(name: str) -> dict[str, dict[str, str]]:
     try:
-        text = Path(name).read_text(encoding="utf-8") if name.endswith(".csv") else _known()
+        texts = [Path(name).read_text(encoding="utf-8")] if name.endswith(".csv") else _known()
     except (OSError, UnicodeDecodeError) as error:
         raise UnknownThing(f"step times {name} cannot be read: {error}") from None
-    return {row["name"]: row for row in csv.DictReader(text.splitlines())}
+    return {row["name"]: row for text in texts for row in csv.DictReader(text.splitlines())}
 
 
-def _known() -> str:
-    return files("midstream.instance.engines.sim.data").joinpath(CONSTANTS).read_text(encoding="utf-8")
+def _known() -> list[str]:
+    folder = files("midstream.instance.engines.sim.data")
+    return [folder.joinpath(name).read_text(encoding="utf-8") for name in CONSTANTS]

@@ -52,6 +52,11 @@ def test_an_instance_takes_what_it_has_slots_blocks_and_no_queue_for() -> None:
     assert saturated(state, high, {}, DEPTH) == frozenset()
 
 
+def test_with_a_depth_of_0_nothing_waits_at_the_gateway() -> None:
+    story = even(2, running=60, waiting=50, blocks_free=0, blocks_head=20, blocks_waiting=900)
+    assert saturated(story.state, wanted(), {}, 0) == frozenset()
+
+
 def test_an_idle_instance_takes_even_what_it_can_never_hold() -> None:
     want = DispatchWanted(request="r", prompt_tokens=64_000, output_tokens_max=64)
     assert takes(cluster(100).state, "a", want, {}, DEPTH)
