@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
+from midstream.control.errors import Refused
 from midstream.instance.engines.vllm.seams import host
 from midstream.migration.plan import LIVE, RECOMPUTE
 from midstream.migration.protocol.messages import RequestSpec
@@ -24,6 +25,7 @@ from tests.instance.engines.vllm.pair import SIZES, LinkedEngine, OverlappedEngi
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 TOKENS = 60
+ATTEMPTS = 3
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "n": {"type": "integer", "maximum": 9999}},
@@ -129,14 +131,32 @@ async def run_undisturbed(engines: Engines, spec: RequestSpec) -> Any:
 
 
 async def moved(engines: Engines, spec: RequestSpec, stops: tuple[int, ...], mode: str = LIVE) -> Any:
-    """Run it, and at each number of outputs move it to the other engine."""
-    here, there, slot = engines.a, engines.b, "x"
+    """What a client has seen of a run that was moved at each of these numbers of outputs.
+
+    A run lasts half a second: where other work holds this process up for so long, it ends before it was moved.
+    """
+    for attempt in range(ATTEMPTS):
+        got = await moved_in_time(engines, f"x{attempt}", spec, stops, mode)
+        if got is not None:
+            return got
+    pytest.fail("it ended before it was moved, each time")
+
+
+async def moved_in_time(engines: Engines, slot: str, spec: RequestSpec, stops: tuple[int, ...], mode: str) -> Any:
+    """`None` if it ended too early."""
+    here, there = engines.a, engines.b
     await here.engine.submit(slot, spec)
     outputs: tuple[int, ...] = ()
     for stop in stops:
-        await here.until(slot, lambda p, stop=stop: p.outputs >= stop)
-        state = await move(here, there, slot, spec, SIZES["block_size"], mode)
-        there.outputs[f"{slot}'"] = list(state.outputs)
+        try:
+            await here.until(slot, lambda p, stop=stop: p.outputs >= stop)
+            state = await move(here, there, slot, spec, SIZES["block_size"], mode)
+        except Refused as refusal:
+            assert refusal.code in ("gone", "finished"), refusal
+            await here.finish(slot)
+            await there.engine.abort(f"{slot}'")
+            return None
+        there.outputs.setdefault(f"{slot}'", [])[: len(state.outputs)] = state.outputs
         outputs, logprobs = state.outputs, state.logprobs
         here, there, slot = there, here, f"{slot}'"
     await here.finish(slot)
