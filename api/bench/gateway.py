@@ -37,12 +37,9 @@ ONE_PROCESS: Final = {
 """Core and worker of an engine in one process, as on one GPU: on a CPU vLLM would spin between two of them."""
 PROMPT_WORDS: Final = 40
 WARM_UP_CHATS: Final = 8
-CHATS_MIN: Final = 4
-CHATS_EACH: Final = 3
-"""Blocks are short: a machine that others share changes its speed by half from one second to the next."""
 OURS: Final = ("gateway", "llumlet")
 ARMS: Final = ("direct", "midstream")
-FIGURES: Final = ("requests_per_s", "ttft_ms_p50", "ttft_ms_p99", "gap_ms_p50", "cpu_us_per_token", "engine_busy")
+FIGURES: Final = ("requests_per_s", "ttft_ms_p50", "gap_ms_p50")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +48,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     model: Path = MODEL
     flags: str = FLAGS
     concurrencies: tuple[int, ...] = (1, 4, 16)
-    repeats: int = 15
+    repeats: int = 60
     tokens: int = 64
     threads: int = max(1, (os.cpu_count() or 2) - 1)
     seed: int = 1
@@ -79,25 +76,28 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """Chats of one arm at one concurrency, one repeat."""
+    """As many chats of one arm as go at a time, one repeat.
+
+    So it is short: a machine that others share can change its speed by half within a minute.
+    """
 
     answers: tuple[Timed, ...]
     took_s: float
     cpu_s: dict[str, float]
     engine_cpu_s: float
 
+    @property
+    def ttfts_ms(self) -> list[float]:
+        """Of each answer."""
+        return [answer.ttft_ms for answer in self.answers]
+
     def figures(self) -> dict[str, float]:
-        """Medians and so on of this block alone."""
-        ttfts = [answer.ttft_ms for answer in self.answers]
+        """Of this block alone."""
         gaps = [gap for answer in self.answers for gap in answer.gaps_ms]
-        tokens = sum(answer.tokens for answer in self.answers)
         return {
             "requests_per_s": len(self.answers) / self.took_s,
-            "ttft_ms_p50": rank(ttfts, 0.5) or 0.0,
-            "ttft_ms_p99": rank(ttfts, 0.99) or 0.0,
+            "ttft_ms_p50": rank(self.ttfts_ms, 0.5) or 0.0,
             "gap_ms_p50": rank(gaps, 0.5) or 0.0,
-            "cpu_us_per_token": 1e6 * sum(self.cpu_s.values()) / tokens,
-            "engine_busy": self.engine_cpu_s / self.took_s,
         }
 
 
@@ -133,7 +133,7 @@ async def _play(plan: Plan, arms: dict[str, Arm]) -> tuple[Blocks, dict[str, flo
         for concurrency in plan.concurrencies:
             say(f"repeat {repeat + 1} of {plan.repeats}, {concurrency} at a time ...")
             for name in ARMS if repeat % 2 == 0 else reversed(ARMS):
-                bodies = _bodies(plan, f"{repeat} {concurrency}", max(CHATS_MIN, CHATS_EACH * concurrency))
+                bodies = _bodies(plan, f"{repeat} {concurrency}", concurrency)
                 blocks.setdefault((concurrency, name), []).append(await _block(arms[name], bodies, concurrency))
     return blocks, _resident_mb(arms)
 
@@ -217,14 +217,25 @@ def _row(concurrency: int, blocks: Blocks) -> dict[str, Any]:
     pairs = list(zip(figures["direct"], figures["midstream"], strict=True))
     row: dict[str, Any] = {"concurrency": concurrency, "repeats": len(pairs)}
     for name in ARMS:
-        row[name] = {
-            key: value
-            for figure in FIGURES
-            for key, value in spread(figure, [one[figure] for one in figures[name]]).items()
-        }
+        middle = [spread(figure, [one[figure] for one in figures[name]]) for figure in FIGURES]
+        row[name] = {key: value for found in middle for key, value in found.items()} | _overall(
+            blocks[concurrency, name]
+        )
     row |= spread("ttft_added_ms_p50", [ours["ttft_ms_p50"] - own["ttft_ms_p50"] for own, ours in pairs])
-    row |= spread("engine_busy_ratio", [ours["engine_busy"] / own["engine_busy"] for own, ours in pairs])
-    return row | spread("throughput_ratio", [ours["requests_per_s"] / own["requests_per_s"] for own, ours in pairs])
+    row |= spread("throughput_ratio", [ours["requests_per_s"] / own["requests_per_s"] for own, ours in pairs])
+    return row | {"engine_busy_ratio": round(row["midstream"]["engine_busy"] / row["direct"]["engine_busy"], 4)}
+
+
+def _overall(blocks: Sequence[Block]) -> dict[str, float]:
+    """Of all repeats of an arm together: processor time is counted in hundredths of a second."""
+    tokens = sum(answer.tokens for block in blocks for answer in block.answers)
+    servers_s = sum(spent for block in blocks for spent in block.cpu_s.values())
+    took_s, engine_s = (sum(getattr(block, part) for block in blocks) for part in ("took_s", "engine_cpu_s"))
+    return {
+        "ttft_ms_p99": round(rank([ttft for block in blocks for ttft in block.ttfts_ms], 0.99) or 0.0, 4),
+        "cpu_us_per_token": round(1e6 * servers_s / tokens, 4),
+        "engine_busy": round(engine_s / took_s, 4),
+    }
 
 
 def _summary(rows: Sequence[dict[str, Any]], resident: Mapping[str, float]) -> dict[str, Any]:

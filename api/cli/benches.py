@@ -56,7 +56,7 @@ def gateway(
     model: Annotated[Path | None, typer.Option(help="Folder of the model.", show_default="the tiny one")] = None,
     flags: Annotated[str | None, typer.Option(help="Flags of `vllm serve`, for both.", show_default="small")] = None,
     concurrency: Annotated[str, typer.Option(help="Requests at a time.")] = "1,4,16",
-    repeats: Annotated[int, typer.Option(min=1, max=100, help="Blocks of each, in turn.")] = 15,
+    repeats: Annotated[int, typer.Option(min=1, max=100, help="Blocks of each, in turn.")] = 60,
     tokens: Annotated[int, typer.Option(min=2, max=4096, help="Output tokens of each request.")] = 64,
 ) -> None:
     """What the gateway costs: the same chats through vLLM's own server and through Midstream, in turn.
