@@ -16,7 +16,7 @@ Runs = list[dict[str, Played]]
 
 CLASSES: Final = {"rate_s": 7.5, "seconds": 75.0}
 TENANTS: Final = {"rate_s": 2.0, "seconds": 40.0}
-DAY: Final = {"peak_s": 8.0, "trough": 0.15, "seconds": 1_440.0}
+DAY: Final = {"peak_s": 8.0, "trough": 0.15, "seconds": 480.0}
 DAY_INSTANCES: Final = 4
 ROLES: Final = {"rate_s": 6.0, "seconds": 25.0}
 

@@ -8,13 +8,10 @@ import random
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from msgspec.structs import replace
-
 from midstream.api.bench.report import rank
 from midstream.api.simulation.nodes import LlumletNode
 from midstream.api.simulation.scenarios.cluster import Client, Cluster
-from midstream.api.simulation.scenarios.play import ENGINE as SMALL
-from midstream.api.simulation.scenarios.play import VIRTUAL_MAX_S, Played, first_ms, killed, play
+from midstream.api.simulation.scenarios.play import ENGINE, VIRTUAL_MAX_S, Played, first_ms, killed, play
 from midstream.control.events import (
     Entry,
     InstanceLost,
@@ -26,8 +23,6 @@ from midstream.control.scaler import ScalerService
 from midstream.control.simulate.loop import run_virtual
 from midstream.control.state import PolicyChoice, PolicySettings
 
-ENGINE = replace(SMALL, kv="lengths", steps_at_once_max=64)
-"""Without bytes of KV, and many steps at once: a day is long."""
 BOOT_S = 10.0
 """Virtual time that a new instance takes until it serves."""
 FLAP_MS = 60_000
@@ -41,7 +36,7 @@ PARAMS = {
     "high": 24.0,
     "margin": 1.6,
     "out_after_ms": 2_000,
-    "in_after_ms": 60_000,
+    "in_after_ms": 40_000,
     "boot_ms": int(BOOT_S * 1e3),
     "trend_ms": 20_000,
 }
@@ -83,7 +78,7 @@ def clients(seed: int, *, peak_s: float, trough: float, seconds: float) -> list[
 def run_arms(seed: int, day: Sequence[Client], *, fixed: int) -> dict[str, Played]:
     """`fixed`: as many instances all day. `scaled`: as many as the policy wants, one at first."""
     return {
-        "fixed": play(day, instances=fixed, policies=PolicySettings(), seed=seed, engine=ENGINE),
+        "fixed": play(day, instances=fixed, policies=PolicySettings(), seed=seed),
         "scaled": run_scaled(seed, day, instances_max=fixed),
     }
 
