@@ -265,10 +265,7 @@ class VirtualLoop(BaseEventLoop):
             for _ in range(ready):
                 handle = plain.popleft()
                 if not handle._cancelled:
-                    try:
-                        handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
-                    except Exception as error:  # noqa: BLE001 - as asyncio's own handle does
-                        self.call_exception_handler({"exception": error})
+                    handle._run()
             self.callbacks += ready
             if self.failures or self.callbacks - self._spinning_since > LIVELOCK_CALLBACKS_MAX:
                 self._check()
