@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -59,24 +59,34 @@ class Operator:
 
     def when_idle(self) -> Moment:
         """Wait until no instance holds anything. Raises `MidstreamError`."""
-        deadline = time.monotonic() + IDLE_S
-        while not all(map(_is_idle, found := list(self._admin.items("/instances")))):
-            if time.monotonic() > deadline:
-                raise MidstreamError(f"the cluster is not idle {IDLE_S:g} s after the last answer")
-            time.sleep(POLL_S)
+        _wait(
+            lambda: all(map(_is_idle, self._instances())), f"the cluster is not idle {IDLE_S:g} s after the last answer"
+        )
         position = self._admin.get("/health")["position"]
-        return Moment(position=position, preemptions=sum(one["load"]["preemptions"] for one in found))
+        return Moment(position=position, preemptions=sum(one["load"]["preemptions"] for one in self._instances()))
+
+    def _instances(self) -> list[dict[str, Any]]:
+        return list(self._admin.items("/instances"))
 
     def moves(self, before: Moment, after: Moment) -> Facts:
-        """Facts about moves in between, once the archive has all of them. Raises `MidstreamError`."""
-        deadline = time.monotonic() + IDLE_S
-        while not list(
-            self._admin.items("/events", limit=1, after=after.position)
-        ):  # each instance reports every second
-            if time.monotonic() > deadline:
-                raise MidstreamError(f"the archive has not got to {after.position} within {IDLE_S:g} s")
-            time.sleep(POLL_S)
+        """Facts about moves in between, once the archive has all of them. Raises `MidstreamError`.
+
+        There will be later facts: each instance reports every second.
+        """
+        _wait(
+            lambda: bool(list(self._admin.items("/events", limit=1, after=after.position))),
+            f"the archive has not got to {after.position} within {IDLE_S:g} s",
+        )
         return {kind: list(self._admin.items("/events", kind=kind, after=before.position)) for kind in KINDS}
+
+
+def _wait(is_so: Callable[[], bool], problem: str) -> None:
+    """Ask until it is so. Raises `MidstreamError` after `IDLE_S`."""
+    deadline = time.monotonic() + IDLE_S
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise MidstreamError(problem)
+        time.sleep(POLL_S)
 
 
 def _is_idle(instance: dict[str, Any]) -> bool:

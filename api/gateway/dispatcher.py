@@ -63,7 +63,7 @@ class Dispatcher:
         spec = live.spec
         return DispatchWanted(
             request=spec.request,
-            prompt_tokens=len(spec.prompt) + len(live.ids),
+            prompt_tokens=live.tokens,
             output_tokens_max=spec.sampling.max_tokens - len(live.ids),
             priority=spec.priority,
             model=spec.model or None,
@@ -82,8 +82,7 @@ class Dispatcher:
         gateway, owner = self._gateway, choice.owner
         self._turn += 1
         gateway.peers.learn(owner, choice.address)
-        tokens = len(live.spec.prompt) + len(live.ids)
-        gateway.peers.dispatched(owner, live.request, self._blocks(choice, tokens), tokens)
+        gateway.peers.dispatched(owner, live.request, self._blocks(live, choice), live.tokens)
         self._say(
             live,
             owner,
@@ -132,6 +131,6 @@ class Dispatcher:
         )
         self._gateway.recorder.record(fact)
 
-    def _blocks(self, choice: DispatchChoice, tokens: int) -> int:
+    def _blocks(self, live: Live, choice: DispatchChoice) -> int:
         view = self._gateway.follower.state.instances[choice.owner.instance]
-        return blocks_for(tokens + 1, view.fingerprint.block_tokens)
+        return blocks_for(live.tokens + 1, view.fingerprint.block_tokens)

@@ -93,6 +93,11 @@ class Live:
         """Its end was taken."""
 
     @property
+    def tokens(self) -> int:
+        """What an instance would have to compute now: its prompt, and what was delivered."""
+        return len(self.spec.prompt) + len(self.ids)
+
+    @property
     def is_high(self) -> bool:
         """Is it of the high class."""
         return self.spec.priority <= HIGH_PRIORITY_MAX
