@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from importlib import resources
 from typing import Any, Final, Protocol
 
@@ -15,6 +14,7 @@ from midstream.control.adapters.memory_log import MemoryLog, MemoryLogStore
 from midstream.control.adapters.redis_log import LIBRARY_VERSION, RedisLog
 from midstream.control.errors import LogUnavailable
 from midstream.control.ports import FactLog
+from tests.crash import crash, until_written
 
 APPEND_ONLY: Final = "appendonlydir"
 """Where Valkey keeps all it knows. What a client was told is in there, if not yet on the disk."""
@@ -155,7 +155,7 @@ class ValkeyRig:
         return self._logs[-1]
 
     async def restart(self) -> None:
-        self._server.kill()
+        crash(self._server)
         await self._start()
 
     async def _start(self) -> None:
@@ -168,11 +168,7 @@ class ValkeyRig:
             client.flushall()
 
     def save(self) -> None:
-        with redis.Redis.from_url(self._server.url) as client:
-            while any(
-                client.info("persistence")[name] for name in ("aof_rewrite_in_progress", "aof_rewrite_scheduled")
-            ):
-                time.sleep(0.01)
+        until_written(self._server)
         shutil.rmtree(self._saved, ignore_errors=True)
         shutil.copytree(self._server.directory / APPEND_ONLY, self._saved)
 

@@ -41,6 +41,7 @@ from midstream.control.publisher import Publisher
 from midstream.control.simulate.loop import VirtualClock, run_virtual
 from midstream.control.state import State
 from tests.control.histories import entry, load
+from tests.crash import crash
 
 # --- the schema -------------------------------------------------------------------------------------
 
@@ -624,7 +625,7 @@ async def test_P19_the_archive_heals_what_a_killed_valkey_lost(own_valkey: Local
 
     await say(700)
     await all_archived(700)
-    own_valkey.kill()
+    crash(own_valkey)
     await say(300)
     own_valkey.start()
     await all_archived(1_000)

@@ -26,6 +26,7 @@ from midstream.control.ids import Position
 from midstream.control.jobs import JobQueue, job_id, queue_name
 from midstream.control.replay import as_json, verify
 from tests.control.histories import Recorded, busy_day
+from tests.crash import crash
 
 PATIENCE_S = 60.0
 
@@ -268,7 +269,7 @@ def test_P13_a_worker_outlives_a_restart_of_redis(own_valkey: LocalValkey, sqlit
     worker = rig.worker()
     rig.ask("op-1")
     rig.until("op-1", lambda o: o.status == "succeeded")
-    own_valkey.kill()
+    crash(own_valkey)
     with pytest.raises(LogUnavailable):
         rig.queue.enqueue_replay("op-2")
     own_valkey.start()

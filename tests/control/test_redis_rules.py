@@ -24,6 +24,7 @@ from midstream.control.ids import START, Owner, Position
 from midstream.control.publisher import Publisher
 from midstream.control.state import Load, State
 from tests.control.reply_eater import ReplyEater, eating_replies_of
+from tests.crash import crash
 
 T = TypeVar("T")
 PATIENCE_S = 20.0
@@ -297,7 +298,7 @@ async def test_R12_kill_and_restart_loses_nothing_acknowledged(own_valkey: Local
                 await asyncio.sleep(0.001)
             await until(lambda: publisher.confirmed.seq > 100)
             acknowledged = publisher.confirmed
-            own_valkey.kill()
+            crash(own_valkey)
             own_valkey.start()
             kept = await patiently(lambda: log.read(START, count=10_000))
             assert kept[-1].position >= acknowledged
@@ -333,7 +334,7 @@ async def test_R12_a_log_whose_end_was_cut_off_is_healed_by_its_producer(own_val
             publisher.record(happened(number))
             await publisher.flush(PATIENCE_S)
         seen = (await log.read(START))[-1].position
-        own_valkey.kill()
+        crash(own_valkey)
         cut_off(own_valkey, 3_000)
         own_valkey.start()
         kept = await patiently(lambda: log.read(START))
@@ -355,7 +356,7 @@ def cut_off(server: LocalValkey, size: int) -> None:
 async def test_R12_no_write_lands_in_a_restarted_log_before_its_generation(own_valkey: LocalValkey) -> None:
     async with log_on(own_valkey.url) as log:
         first = (await log.append([fact(1)])).generation
-        own_valkey.kill()
+        crash(own_valkey)
         own_valkey.start()
         with pytest.raises(GenerationChanged) as changed:
             await patiently(lambda: log.append([fact(2)], generation=first))
