@@ -12,7 +12,24 @@ from midstream.control.policies.targets import best, ranked
 from midstream.control.state import InstanceView, OperationView, RequestView, State
 
 POLICY: Final = "manual"
-VERSION: Final = 1
+VERSION: Final = 2
+
+
+def move_problem(state: State, room: Room, view: RequestView, target: str | None) -> Problem | None:
+    """Why this request cannot go to `target`, or without one nowhere; limits that pass by themselves are no reason."""
+    source = state.instances.get(view.owner.instance)
+    if room.is_moving(view):
+        return "already_moving", f"{view.request} has an open move"
+    if source is None or source.owner != view.owner or not room.is_up(source):
+        return "source_down", f"{view.owner}, which holds {view.request}, is not up"
+    if not view.is_movable:
+        return "not_movable", f"{view.request} cannot be moved exactly"
+    if target is None:
+        return _nowhere(state, room, view, source)
+    wanted = state.instances.get(target)
+    if wanted is None:
+        return "unknown_instance", f"there is no instance {target}"
+    return _target_problem(room, view, source, wanted)
 
 
 def answer_requests(state: State, room: Room, draft: Draft) -> None:
@@ -28,76 +45,52 @@ def answer_requests(state: State, room: Room, draft: Draft) -> None:
 
 def _answer(state: State, room: Room, draft: Draft, operation: OperationView) -> None:
     view = state.requests.get(operation.subject)
-    source = None if view is None else state.instances.get(view.owner.instance)
     if view is None:
         problem: Problem | None = ("unknown_request", f"no live request {operation.subject}: unknown, or ended")
     else:
-        problem = _request_problem(room, view, source)
-    if problem is None and view is not None and source is not None:
-        if room.moves_left <= 0 or room.is_at_limit(source.owner.instance):
-            return
-        if operation.target is None:
-            problem = _order_freest(state, room, draft, operation, view)
-        else:
-            problem = _order_to(state, room, draft, operation, view)
+        problem = move_problem(state, room, view, operation.target)
     if problem is not None:
         draft.say([MoveRejected(operation=operation.operation, code=problem[0], reason=problem[1])])
+    elif view is not None and room.moves_left > 0 and not room.is_at_limit(view.owner.instance):
+        _order(state, room, draft, operation, view)
 
 
-def _request_problem(room: Room, view: RequestView, source: InstanceView | None) -> Problem | None:
-    if room.is_moving(view):
-        return "already_moving", f"{view.request} has an open move"
-    if source is None or source.owner != view.owner or not room.is_up(source):
-        return "source_down", f"{view.owner}, which holds {view.request}, is not up"
-    if not view.is_movable:
-        return "not_movable", f"{view.request} cannot be moved exactly"
-    return None
-
-
-def _order_to(state: State, room: Room, draft: Draft, operation: OperationView, view: RequestView) -> Problem | None:
-    name = operation.target or ""
-    source, target = state.instances[view.owner.instance], state.instances.get(name)
-    if target is None:
-        return "unknown_instance", f"there is no instance {name}"
+def _target_problem(room: Room, view: RequestView, source: InstanceView, target: InstanceView) -> Problem | None:
     problem = pair_problem(source, target)
     if problem is not None:
         return problem
     if not room.is_up(target):
-        return "target_down", f"{name} is silent"
+        return "target_down", f"{target.owner.instance} is silent"
     if not is_large_enough(view, target):
         return too_small(view, target)
     blocks = blocks_needed(view, target.fingerprint.block_tokens)
-    if not room.fits(target, blocks):
-        return room.full(target, blocks)
-    if not room.is_at_limit(name):
-        _order(draft, operation, view, ((name, room.freeness(target)),), blocks)
-    return None
+    return None if room.fits(target, blocks) else room.full(target, blocks)
 
 
-def _order_freest(
-    state: State, room: Room, draft: Draft, operation: OperationView, view: RequestView
-) -> Problem | None:
-    source = state.instances[view.owner.instance]
-    candidates = best(room, view, ranked(state, room, source), may_return=True)
+def _nowhere(state: State, room: Room, view: RequestView, source: InstanceView) -> Problem | None:
+    problems = [_target_problem(room, view, source, target) for target in state.instances.values()]
+    if None in problems:
+        return None
+    if any(problem and problem[0] == "target_full" for problem in problems):
+        return "target_full", f"no instance that could take {view.request} has room for it"
+    return "no_target", f"no other instance could take {view.request}"
+
+
+def _candidates(state: State, room: Room, view: RequestView, target: str | None) -> tuple[tuple[str, float], ...]:
+    if target is None:
+        return best(room, view, ranked(state, room, state.instances[view.owner.instance]), may_return=True)
+    return () if room.is_at_limit(target) else ((target, room.freeness(state.instances[target])),)
+
+
+def _order(state: State, room: Room, draft: Draft, operation: OperationView, view: RequestView) -> None:
+    candidates = _candidates(state, room, view, operation.target)
     if not candidates:
-        return "target_full", f"no instance of the same fingerprint has room for {view.request}"
-    blocks = blocks_needed(view, source.fingerprint.block_tokens)
-    _order(draft, operation, view, candidates, blocks)
-    return None
-
-
-def _order(
-    draft: Draft,
-    operation: OperationView,
-    view: RequestView,
-    candidates: tuple[tuple[str, float], ...],
-    blocks: int,
-) -> None:
+        return
     proposal = Proposal(
         request=view.request,
         target=candidates[0][0],
         candidates=candidates,
-        blocks_needed=blocks,
+        blocks_needed=blocks_needed(view, state.instances[view.owner.instance].fingerprint.block_tokens),
         reason=f"asked for by {operation.actor}",
     )
     draft.order(

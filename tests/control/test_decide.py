@@ -294,6 +294,19 @@ def test_a_move_by_hand_waits_while_its_instance_takes_part_in_as_many_as_it_may
     assert [m.request for m in moves(decide(story.state, story.next_tick()))] == ["s"]
 
 
+def test_a_move_without_a_target_waits_while_every_target_takes_part_in_as_many_as_it_may(story: Story) -> None:
+    configure(story, moves_per_instance_max=1)
+    story.running("s", C)
+    ask(story, "s", "b", "o1")
+    first = decide(story.state, story.next_tick())
+    commit(story, first)
+    ask(story, "r", None, "o2")
+    assert decide(story.state, story.next_tick()).events == ()
+    (move,) = moves(first)
+    story.say(GATEWAY, MigrationCommitted(migration=move.migration, request="s", epoch=1, owner=B, tail_tokens=0))
+    assert [m.request for m in moves(decide(story.state, story.next_tick()))] == ["r"]
+
+
 # --- drains ---------------------------------------------------------------------------------------
 
 
@@ -438,9 +451,7 @@ def test_P26_an_excluded_pair_is_left_alone_until_its_time_is_up(story: Story) -
     configure(story, moves=(PolicyChoice("drain"),), pair_backoff_ms=4_000)
     story.load(C, blocks_free=0, running=64)
     moving_to_b = decide_move(story)
-    failed = MigrationAborted(
-        migration=moving_to_b, request="r", stage="started", code="no_connection", reason="refused"
-    )
+    failed = MigrationAborted(migration=moving_to_b, request="r", stage="started", code="no_transfer", reason="refused")
     story.say("llumlet/a", failed)
     drain(story, "a")
     assert moves(decide(story.state, story.next_tick())) == []

@@ -405,7 +405,7 @@ def test_a_rejected_move_fails_its_operation(pair: Story) -> None:
     assert (pair.state.operations["o"].status, pair.state.operations["o"].code) == ("failed", "target_full")
 
 
-@pytest.mark.parametrize("code", ["transfer_failed", "no_connection"])
+@pytest.mark.parametrize("code", ["transfer_failed", "no_transfer"])
 def test_P26_a_pair_that_cannot_connect_is_excluded_alone_and_readmitted(pair: Story, code: str) -> None:
     pair.control(decided("m", "r"))
     pair.say("llumlet/a", aborted("m", "r", code))

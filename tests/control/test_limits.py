@@ -118,7 +118,7 @@ def test_P26_a_pair_that_could_not_connect_is_left_alone_and_only_that() -> None
     story.control(*decision.events)
     (move,) = [event for event in decision.events if isinstance(event, MoveDecided)]
     failed = MigrationAborted(
-        migration=move.migration, request="a0", stage="started", code="no_connection", reason="refused"
+        migration=move.migration, request="a0", stage="started", code="no_transfer", reason="refused"
     )
     story.say("llumlet/a", failed)
     seen = watch(story, cooldown_ms=0)
@@ -135,7 +135,7 @@ def test_a_request_goes_only_where_it_can_also_end() -> None:
     story.say("admin", PolicyConfigured(policies=PolicySettings(moves=()), actor="test"))
     rejected = decide(story.state, story.next_tick()).events
     assert [(e.operation, e.code) for e in rejected if isinstance(e, MoveRejected)] == [
-        ("o", "too_small"), ("p", "target_full"),
+        ("o", "too_small"), ("p", "no_target"),
     ]  # fmt: skip
 
 
