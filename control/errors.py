@@ -66,6 +66,10 @@ class TransferFailed(MidstreamError):
     """A transfer broke, was cancelled or ran past its deadline."""
 
 
+class CannotConnect(TransferFailed):
+    """The two ends of a transfer do not reach each other: another transfer may."""
+
+
 class ScalerFailed(MidstreamError):
     """An instance could not be started or ended; trying again may help."""
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
-from midstream.control.errors import EngineFailed, Refused, TransferFailed
+from midstream.control.errors import CannotConnect, EngineFailed, Refused, TransferFailed
+from midstream.control.ids import Owner
+from midstream.instance.detours import Detours
 from midstream.instance.engines.base import Route
 from midstream.instance.outbox import Outbox
 from midstream.migration.plan import RECOMPUTE, blocks_for, final_copy_max_ms
@@ -67,6 +69,7 @@ class Acts:
         self._chains: dict[str, asyncio.Task[None]] = {}
         self._copies: dict[str, asyncio.Task[None]] = {}
         self._frozen_at_us: dict[str, int] = {}
+        self._detours = Detours()
 
     def request_of(self, slot: str) -> str | None:
         """The request a run belongs to, `None` once it is freed."""
@@ -144,6 +147,8 @@ class Acts:
                 return await call, None
         except Refused as refusal:
             return None, (refusal.code, refusal.reason)
+        except CannotConnect as failure:
+            return None, ("no_connection", str(failure))
         except TransferFailed as failure:
             return None, ("transfer_failed", str(failure))
         except EngineFailed as failure:
@@ -241,7 +246,7 @@ class Acts:
             spec=spec,
             outputs=tuple(outbox.ids),
             blocks=blocks,
-            transfers=engine.transfers(),
+            transfers=self._detours.offers(engine.transfers(), run.move.target, llumlet.now),
         )
         llumlet.wire.send(run.move.node, prepare)
 
@@ -253,14 +258,16 @@ class Acts:
         route = Route(transfer=prepared.transfer, address=prepared.address, handle=prepared.handle)
         plan = self._llumlet.settings.plan
         bound_ms = final_copy_max_ms(move.mode, plan) if move.phase == "final" else plan.copy_max_ms
-        work = self._copy(seat.request, effect, route, bound_ms)
+        work = self._copy(seat.request, effect, move.target, route, bound_ms)
         self._copies[effect.migration] = self._llumlet.tasks.spawn(f"copy {effect.migration}", work)
 
-    async def _copy(self, request: str, effect: Copy, route: Route, bound_ms: float) -> None:
+    async def _copy(self, request: str, effect: Copy, target: Owner, route: Route, bound_ms: float) -> None:
         llumlet = self._llumlet
         call = llumlet.engine.copy(effect.slot, effect.first_block, route, checksum=llumlet.settings.checksum)
         report, failure = await self._try(call, bound_ms)
         if failure is not None:
+            if failure[0] == "no_connection":
+                self._detours.add(target, route.transfer, llumlet.now)
             llumlet.feed(request, WorkFailed(effect.migration, *failure))
         else:
             llumlet.feed(request, RoundDone(effect.migration, report, llumlet.now * 1e3))

@@ -34,7 +34,7 @@ from midstream.control.fold.instances import change, current
 from midstream.control.fold.requests import place, unplace
 from midstream.control.state import MigrationView, State
 
-PAIR_CODES: Final = frozenset({"transfer_failed", "no_transfer"})
+PAIR_CODES: Final = frozenset({"transfer_failed", "no_connection", "no_transfer"})
 """Ends of a move that say its pair cannot connect (P26)."""
 
 _RANK: Final = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from midstream.control.errors import BadInput, TransferFailed
+from midstream.control.errors import BadInput, CannotConnect, TransferFailed
 from midstream.migration.transfers import rpc_format as wire
 from midstream.migration.transfers.base import Channel, Sink, Where
 from midstream.migration.transfers.budget import Budget
@@ -103,14 +103,14 @@ class Endpoint(ABC):
             await _end(reservation.tasks)
 
     async def open(self, address: str, handle: str) -> Channel:
-        """Connect and prove ourselves. Raises `TransferFailed` within `connect_s` for a no, or no answer."""
+        """Connect and prove ourselves. Raises `TransferFailed` for a no, `CannotConnect` within `connect_s`."""
         try:
             async with asyncio.timeout(self.connect_s):
                 channel = await self._introduced(address, wire.wire_handle(handle))
         except TimeoutError:
-            raise TransferFailed(f"no answer from {address} within {self.connect_s} s") from None
+            raise CannotConnect(f"no answer from {address} within {self.connect_s} s") from None
         except (OSError, ValueError) as error:
-            raise TransferFailed(f"cannot open {address}: {error}") from error
+            raise CannotConnect(f"cannot open {address}: {error}") from error
         self._channels.add(channel)
         return channel
 

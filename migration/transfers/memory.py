@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from midstream.control.errors import TransferFailed
+from midstream.control.errors import CannotConnect, TransferFailed
 from midstream.control.ids import Node
 from midstream.migration.transfers.base import CopyReport, Sink
 from midstream.migration.wires.memory import MemoryNetwork
@@ -51,12 +51,12 @@ class MemoryTransfer:
         self._sinks.pop(handle, None)
 
     async def open(self, address: str, handle: str) -> MemoryChannel:
-        """Connect to a reservation. Raises `TransferFailed`."""
+        """Connect to a reservation. Raises `TransferFailed`, `CannotConnect`."""
         await asyncio.sleep(self._latency_s)
         target = self.network.transfers.get(address)
         if target is None or not self.reaches(target):
             await asyncio.sleep(CONNECT_S)
-            raise TransferFailed(f"no answer from {address}")
+            raise CannotConnect(f"no answer from {address}")
         channel = MemoryChannel(self, target, handle, target.sink(handle))
         self._channels.add(channel)
         return channel

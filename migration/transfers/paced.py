@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from midstream.control.errors import TransferFailed
+from midstream.control.errors import CannotConnect, TransferFailed
 from midstream.control.ids import Node
 from midstream.migration.transfers.base import CopyReport, Sink
 
@@ -64,7 +64,7 @@ class PacedTransfer:
         await asyncio.sleep(self._links.latency_s)
         target = self._links.endpoints.get(address)
         if target is None:
-            raise TransferFailed(f"no answer from {address}")
+            raise CannotConnect(f"no answer from {address}")
         return PacedChannel(self._links, self.node.name, target, handle)
 
     def sink(self, handle: str) -> Sink:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from midstream.control.errors import TransferFailed
+from midstream.control.errors import CannotConnect, TransferFailed
 from midstream.control.ids import Node
 from midstream.migration.transfers.base import Transfer
 from midstream.migration.transfers.registry import make_transfer
@@ -245,7 +245,7 @@ async def test_P13_nobody_there_is_an_error_within_the_deadline(pair):
     wrong = ("tcp://127.0.0.1:1", "garbage", "", "tcp://127.0.0.1:99999", f"{address}9")
     async with asyncio.timeout(3):
         answers = await asyncio.gather(*(source.open(nowhere, "h") for nowhere in wrong), return_exceptions=True)
-    assert [type(answer) for answer in answers] == [TransferFailed] * len(wrong)
+    assert [type(answer) for answer in answers] == [CannotConnect] * len(wrong)
 
 
 async def test_P05_two_copies_at_once_never_mix(pair):

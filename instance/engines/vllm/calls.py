@@ -249,9 +249,10 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A call did not succeed."""
+    """A call did not succeed. `is_unreachable`: because the other end was not reached at all."""
 
     reason: str
+    is_unreachable: bool = False
 
 
 ToCopier = Open | Expect | Forget | SendBlocks | CancelCall | HangUp

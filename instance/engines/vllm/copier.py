@@ -9,7 +9,7 @@ from functools import partial
 
 import msgspec
 
-from midstream.control.errors import MidstreamError, TransferFailed
+from midstream.control.errors import CannotConnect, MidstreamError, TransferFailed
 from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.frames import frame, read_frame
 from midstream.instance.engines.vllm.kv_memory import KvMemory, Window
@@ -76,7 +76,8 @@ class Copier:
         except asyncio.CancelledError:
             self._answer(call.number, calls.Failed(reason="cancelled"))
         except (MidstreamError, OSError, IndexError) as error:
-            self._answer(call.number, calls.Failed(reason=str(error)))
+            is_unreachable = isinstance(error, CannotConnect)
+            self._answer(call.number, calls.Failed(reason=str(error), is_unreachable=is_unreachable))
 
     def _answer(self, number: int, what: calls.FromCopier) -> None:
         self._writer.write(frame(msgspec.msgpack.encode(calls.CopierAnswer(number, what))))

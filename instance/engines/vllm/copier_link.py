@@ -7,7 +7,7 @@ import itertools
 
 import msgspec
 
-from midstream.control.errors import TransferFailed
+from midstream.control.errors import CannotConnect, TransferFailed
 from midstream.instance.engines.vllm import calls
 from midstream.instance.engines.vllm.frames import frame, read_frame
 from midstream.migration.transfers.choice import is_usable, name_of
@@ -30,7 +30,7 @@ class Peer:
         self._is_lost = False
 
     async def call(self, what: calls.ToCopier) -> calls.Done:
-        """Raises `CopierFailed`. Cancelled: the copier stops the work first, and only then this ends."""
+        """Raises `TransferFailed`. Cancelled: the copier stops the work first, and only then this ends."""
         if self._is_lost:
             raise CopierFailed("the worker is gone")
         number = next(self._numbers)
@@ -55,9 +55,11 @@ class Peer:
             return  # of a cancel, which nobody waits for
         if isinstance(answer.what, calls.Done):
             waiting.set_result(answer.what)
+        elif isinstance(answer.what, calls.Failed):
+            kind = CannotConnect if answer.what.is_unreachable else CopierFailed
+            waiting.set_exception(kind(answer.what.reason))
         else:
-            reason = answer.what.reason if isinstance(answer.what, calls.Failed) else "nonsense"
-            waiting.set_exception(CopierFailed(reason))
+            waiting.set_exception(CopierFailed("nonsense"))
 
     def lose(self) -> None:
         """It will answer nothing any more."""
