@@ -14,18 +14,22 @@ from midstream.control.adapters.memory_archive import MemoryArchive
 from midstream.control.adapters.memory_log import MemoryLog, MemoryLogStore
 from midstream.control.archive import Archiver
 from midstream.control.follower import Follower
+from midstream.control.ids import Node
 from midstream.control.ports import Clock
 from midstream.control.publisher import Publisher
 from midstream.control.service import Controller
 from midstream.instance.engines.sim.config import SimConfig
 from midstream.instance.engines.sim.engine import SimEngine
 from midstream.instance.settings import LlumletSettings
+from midstream.migration.transfers.base import Transfer
 from midstream.migration.transfers.memory import MemoryTransfer
+from midstream.migration.transfers.paced import Links, PacedTransfer
 from midstream.migration.wires.memory import MemoryNetwork, MemoryWire
 
 LLUMLET = LlumletSettings(checksum=True)
 GATEWAY = GatewaySettings()
 RETIRE_S = 1.0
+LATENCY_S = 0.0002
 
 
 class World:
@@ -36,6 +40,7 @@ class World:
     ) -> None:
         self.network = network
         self.bytes_per_ms = bytes_per_ms
+        self.links = Links(bytes_per_ms * 1000, LATENCY_S, self._is_open)
         self.store = store
         self.archive = MemoryArchive()
         self.clock = clock
@@ -57,6 +62,17 @@ class World:
             return self.rng.choice(("before", "after", "after"))
 
         return MemoryLog(self.store, opened_by=node, fault=fault)
+
+    def transfer(self, node: Node, config: SimConfig) -> Transfer:
+        """What moves an engine's KV: its bytes, or only the time that they would need."""
+        if config.kv == "lengths":
+            return PacedTransfer(self.links, node)
+        return MemoryTransfer(self.network, node, bytes_per_ms=self.bytes_per_ms)
+
+    def _is_open(self, source: Node, target: Node) -> bool:
+        network = self.network
+        is_dead = network.is_crashed(source) or network.is_crashed(target)
+        return not is_dead and not network.link(source.name, target.name).is_cut
 
 
 class SimNode:
@@ -126,7 +142,7 @@ class LlumletNode(SimNode):
 
     async def _begin(self) -> None:
         wire = self._wire()
-        transfer = MemoryTransfer(self.world.network, wire.node, bytes_per_ms=self.world.bytes_per_ms)
+        transfer = self.world.transfer(wire.node, self._config)
         self.engine = SimEngine(self._config, {transfer.name: transfer})
         self.llumlet = WatchedLlumlet(
             on_phase=self.world.on_phase,

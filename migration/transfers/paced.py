@@ -1,9 +1,10 @@
-"""The transfer of simulated fleets: copies take their time on links that have a bandwidth, and no byte is moved."""
+"""The transfer of simulated KV that is lengths alone: copies take their time on links that have a bandwidth, and no
+byte is moved. So there is nothing that a checksum could find."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from midstream.control.errors import CannotConnect, TransferFailed
 from midstream.control.ids import Node
@@ -14,11 +15,17 @@ PARTS = 8
 
 
 class Links:
-    """Every node's two directions: until when each is taken. Seconds of the event loop's time."""
+    """Every node's two directions: until when each is taken. Seconds of the event loop's time.
 
-    def __init__(self, bytes_per_s: float, latency_s: float) -> None:
+    `is_open` says whether both nodes live and bytes pass between them right now.
+    """
+
+    def __init__(
+        self, bytes_per_s: float, latency_s: float, is_open: Callable[[Node, Node], bool] = lambda source, target: True
+    ) -> None:
         self.bytes_per_s = bytes_per_s
         self.latency_s = latency_s
+        self.is_open = is_open
         self.endpoints: dict[str, PacedTransfer] = {}
         self._out: dict[str, float] = {}
         self._in: dict[str, float] = {}
@@ -32,7 +39,7 @@ class Links:
 
 
 class PacedTransfer:
-    """`Transfer` in virtual time. Its address is the node's name."""
+    """`Transfer` in virtual time. Its address is its node and incarnation, so a next life is another address."""
 
     name = "paced"
 
@@ -48,8 +55,8 @@ class PacedTransfer:
 
     async def start(self) -> str:
         """Be reachable."""
-        self._links.endpoints[self.node.name] = self
-        return self.node.name
+        self._links.endpoints[self._address] = self
+        return self._address
 
     def expect(self, handle: str, sink: Sink) -> None:
         """See `Transfer.expect`."""
@@ -63,9 +70,9 @@ class PacedTransfer:
         """See `Transfer.open`."""
         await asyncio.sleep(self._links.latency_s)
         target = self._links.endpoints.get(address)
-        if target is None:
+        if target is None or not self._links.is_open(self.node, target.node):
             raise CannotConnect(f"no answer from {address}")
-        return PacedChannel(self._links, self.node.name, target, handle)
+        return PacedChannel(self._links, self.node, target, handle)
 
     def sink(self, handle: str) -> Sink:
         """What a handle opens. Raises `TransferFailed`."""
@@ -76,14 +83,18 @@ class PacedTransfer:
 
     async def stop(self) -> None:
         """Be gone."""
-        self._links.endpoints.pop(self.node.name, None)
+        self._links.endpoints.pop(self._address, None)
         self._sinks.clear()
+
+    @property
+    def _address(self) -> str:
+        return f"{self.node.name}#{self.node.incarnation}"
 
 
 class PacedChannel:
     """An open way from one source to one reservation."""
 
-    def __init__(self, links: Links, source: str, target: PacedTransfer, handle: str) -> None:
+    def __init__(self, links: Links, source: Node, target: PacedTransfer, handle: str) -> None:
         self._links = links
         self._source = source
         self._target = target
@@ -97,7 +108,7 @@ class PacedChannel:
         part = max(1, -(-len(blocks) // PARTS))
         for start in range(0, len(blocks), part):
             copied_bytes = sum(view.nbytes for _, view in blocks[start : start + part])
-            until = self._links.take(self._source, self._target.node.name, copied_bytes, loop.time())
+            until = self._links.take(self._source.name, self._target.node.name, copied_bytes, loop.time())
             await asyncio.sleep(until - loop.time())
             self._check(blocks[start : start + part])
         await asyncio.sleep(2 * self._links.latency_s)
@@ -111,6 +122,8 @@ class PacedChannel:
     def _check(self, blocks: Sequence[tuple[int, memoryview]]) -> None:
         if self._is_closed:
             raise TransferFailed("the channel is closed")
+        if not self._links.is_open(self._source, self._target.node):
+            raise TransferFailed("the target died or is cut off")
         sink = self._target.sink(self._handle)
         try:
             for index, view in blocks:

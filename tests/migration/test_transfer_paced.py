@@ -60,6 +60,38 @@ def test_two_copies_from_one_source_share_its_link_and_two_pairs_do_not() -> Non
     assert run_virtual(lambda: run(("a", "b"), ("c", "d")), seed=1) == pytest.approx(0.4, abs=1e-3)
 
 
+def test_P13_a_copy_ends_when_a_node_dies_or_is_cut_off_meanwhile() -> None:
+    async def run() -> float:
+        is_open = True
+        a, b = transfers(Links(100e6, 0.001, lambda source, target: is_open), "a", "b")
+        channel = await opened(a, b, "h")
+        began = asyncio.get_running_loop().time()
+        copy = asyncio.create_task(channel.send([(i, BLOCK) for i in range(80)]))
+        await asyncio.sleep(0.3)
+        is_open = False
+        with pytest.raises(TransferFailed, match="died or is cut off"):
+            await copy
+        with pytest.raises(TransferFailed, match="no answer"):
+            await a.open("b#1", "h")
+        return asyncio.get_running_loop().time() - began
+
+    assert run_virtual(run, seed=1) < 0.5, "not to the end of the copy"
+
+
+def test_P18_the_end_of_a_former_life_does_not_end_the_next() -> None:
+    async def run() -> None:
+        links = Links(100e6, 0.0)
+        (a,) = transfers(links, "a")
+        former, following = (PacedTransfer(links, Node("b", life, "b")) for life in (1, 2))
+        await former.start()
+        channel = await opened(a, following, "h")
+        await former.stop()
+        await channel.send([(0, BLOCK)])
+        await a.open("b#2", "h")
+
+    run_virtual(run, seed=1)
+
+
 @pytest.mark.parametrize("what", ["forgotten", "outside", "shorter", "closed", "gone"])
 def test_what_may_not_be_written_is_refused(what: str) -> None:
     async def run() -> None:
@@ -76,7 +108,7 @@ def test_what_may_not_be_written_is_refused(what: str) -> None:
             await channel.close()
         else:
             await b.stop()
-            await a.open("b", "h")
+            await a.open("b#1", "h")
         await channel.send([(first, block)])
 
     with pytest.raises(TransferFailed):

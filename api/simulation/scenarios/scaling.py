@@ -137,7 +137,11 @@ def flaps(entries: Iterable[Entry]) -> int:
 
 def instance_hours(entries: Sequence[Entry]) -> float:
     """Time that instances were there, from the decision to start them (else their registration) to their end."""
-    asked = {e.fact.event.instance: e.fact.at_ms for e in entries if isinstance(e.fact.event, ScaleDecided)}
+    asked = {
+        entry.fact.event.instance: entry.fact.at_ms
+        for entry in entries
+        if isinstance(entry.fact.event, ScaleDecided) and entry.fact.event.action == "add"
+    }
     since: dict[str, int] = {}
     total = 0
     for entry in entries:
