@@ -63,11 +63,11 @@ class World:
 
         return MemoryLog(self.store, opened_by=node, fault=fault)
 
-    def transfer(self, node: Node, config: SimConfig) -> Transfer:
-        """What moves an engine's KV: its bytes, or only the time that they would need."""
+    def transfers(self, node: Node, config: SimConfig) -> dict[str, Transfer]:
+        """What moves an engine's KV, best first: its bytes, or only the time that they would need."""
         if config.kv == "lengths":
-            return PacedTransfer(self.links, node)
-        return MemoryTransfer(self.network, node, bytes_per_ms=self.bytes_per_ms)
+            return {PacedTransfer.name: PacedTransfer(self.links, node)}
+        return {MemoryTransfer.name: MemoryTransfer(self.network, node, bytes_per_ms=self.bytes_per_ms)}
 
     def _is_open(self, source: Node, target: Node) -> bool:
         network = self.network
@@ -142,8 +142,7 @@ class LlumletNode(SimNode):
 
     async def _begin(self) -> None:
         wire = self._wire()
-        transfer = self.world.transfer(wire.node, self._config)
-        self.engine = SimEngine(self._config, {transfer.name: transfer})
+        self.engine = SimEngine(self._config, self.world.transfers(wire.node, self._config))
         self.llumlet = WatchedLlumlet(
             on_phase=self.world.on_phase,
             instance=self.instance,
