@@ -12,13 +12,13 @@ class Budget:
         """None: as many as can."""
         self._bytes_per_s = bytes_per_s
         self._free_at_s = 0.0
+        self._turn = asyncio.Lock()
 
     async def take(self, count: int) -> None:
-        """Wait until `count` more bytes may leave."""
+        """Wait until `count` more bytes may leave. Cancelled: they do not count."""
         if self._bytes_per_s is None:
             return
-        now_s = asyncio.get_running_loop().time()
-        start_s = max(now_s, self._free_at_s)
-        self._free_at_s = start_s + count / self._bytes_per_s
-        if start_s > now_s:
-            await asyncio.sleep(start_s - now_s)
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            await asyncio.sleep(max(0.0, self._free_at_s - loop.time()))
+            self._free_at_s = max(self._free_at_s, loop.time()) + count / self._bytes_per_s

@@ -65,7 +65,7 @@ async def receive(stream: Stream, handle: bytes, reservation: Reservation) -> No
     stored = 0
     try:
         while True:
-            header = wire.unpack_header(await stream.read(wire.HEADER.size, is_idle=stored == 0))
+            header = wire.unpack_header(await stream.read(wire.HEADER.size, is_idle=True))
             if not reservation.is_open or not hmac.compare_digest(header.handle, handle):
                 raise Refusal(wire.UNKNOWN_HANDLE)
             if header.op == wire.OP_BLOCKS:

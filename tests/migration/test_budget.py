@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 
 import pytest
 
@@ -16,7 +17,10 @@ async def test_no_budget_is_no_wait():
     await asyncio.wait_for(Budget().take(1 << 60), 0.001)
 
 
-@pytest.mark.parametrize("backend", ["shm", "rpc"])
+BACKENDS = ["shm", "rpc", *(["gloo"] if importlib.util.find_spec("torch") else [])]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 async def test_moves_share_a_budget_evenly(backend):
     here = Where(bind_host="127.0.0.1", secret=b"a secret", bytes_per_s=40e6)
     source = make_transfers([backend], here)[backend]
@@ -37,3 +41,35 @@ async def test_moves_share_a_budget_evenly(backend):
     assert max(ends) - started > 0.35
     await source.stop()
     await target.stop()
+
+
+async def test_who_is_cancelled_gives_back_what_it_waited_for():
+    budget, loop = Budget(1_000), asyncio.get_running_loop()
+    await budget.take(50)
+    waiting = [asyncio.create_task(budget.take(10_000)) for _ in range(8)]
+    await asyncio.sleep(0.01)
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    started = loop.time()
+    await budget.take(50)
+    assert loop.time() - started < 5.0, "eighty seconds' worth was asked for and not sent"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_P13_waiting_for_the_budget_is_no_stall(backend):
+    secret = b"a secret"
+    source = make_transfers([backend], Where(bind_host="127.0.0.1", secret=secret, stall_s=0.3, bytes_per_s=30e6))
+    target = make_transfers([backend], Where(bind_host="127.0.0.1", secret=secret, stall_s=0.3))
+    sent, got = Memory(12, 1 << 20, seed=1), [Memory(12, 1 << 20) for _ in range(4)]
+    address = await target[backend].start()
+
+    async def move(number: int) -> None:
+        target[backend].expect(f"h{number}", got[number].block)
+        channel = await source[backend].open(address, f"h{number}")
+        await channel.send(sent.all())
+
+    await asyncio.gather(*map(move, range(4)))
+    assert [memory.data for memory in got] == [sent.data] * 4
+    await source[backend].stop()
+    await target[backend].stop()
