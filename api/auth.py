@@ -15,7 +15,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
-from midstream.api.keys import LIMITS, PRIORITY_MIN, SCOPES, Key, hash_key
+from midstream.api.keys import CLASS_DEFAULT, CLASSES, PRIORITY_MIN, SCOPES, Key, hash_key
 from midstream.api.problems import Problem
 from midstream.api.settings import is_loopback
 from midstream.control.errors import BadInput
@@ -37,8 +37,9 @@ class Caller(msgspec.Struct, frozen=True):
 
     @property
     def priority_min(self) -> int:
-        """The best priority that the caller's key may ask for."""
-        return max((LIMITS[scope] for scope in self.scopes if scope in LIMITS), default=PRIORITY_MIN)
+        """The best priority that the caller may ask for; `admin` without a class may ask for any."""
+        otherwise = PRIORITY_MIN if self.may("admin") else CLASSES[CLASS_DEFAULT]
+        return max((CLASSES[scope] for scope in self.scopes if scope in CLASSES), default=otherwise)
 
     def priority(self, asked: int | None) -> int:
         """The priority of a request: what it asked for, else normal or the best that its key has. Raises `Problem`."""
@@ -59,7 +60,8 @@ ANONYMOUS: Final = Caller("anonymous", frozenset(SCOPES))
 class Keyring:
     """The keys of one face.
 
-    Without any key everybody may do everything, but only on loopback: raises `BadInput` for no keys elsewhere.
+    Without any key everybody may do everything, the high class included, but only on loopback, where all callers are
+    one tenant: raises `BadInput` for no keys elsewhere.
     """
 
     def __init__(self, keys: Sequence[Key], *, host: str) -> None:

@@ -13,8 +13,10 @@ from midstream.control.errors import BadInput
 SCOPES = ("read", "migrate", "replay", "admin", "generate")
 """What a key may be allowed: look, move and drain, start replays, everything, and (gateway) generate text."""
 PRIORITY_MIN = -1_000
-LIMITS = {"class-normal": 0, "class-low": 1}
-"""What a key may be limited to: the smallest priority, which is the best class, of the text that it generates."""
+CLASSES = {"class-high": PRIORITY_MIN, "class-normal": 0, "class-low": 1}
+"""The class of a key: the smallest priority, which is the best, that it may ask for; of several the lowest holds."""
+CLASS_DEFAULT = "class-normal"
+"""Of a key that names none: the high class waits for nobody, so it is for those who were given it."""
 KEYS_MAX = 100
 KEY_PREFIX = "ms-"
 KEY_BYTES = 32
@@ -58,8 +60,8 @@ def parse_key(line: str) -> Key:
     if not _SHA256.fullmatch(digest):
         raise BadInput(f"API key {name!r}: sha256 must be 64 lower-case hex digits")
     for scope in scopes:
-        if scope not in (*SCOPES, *LIMITS):
-            known = ", ".join((*SCOPES, *LIMITS))
+        if scope not in (*SCOPES, *CLASSES):
+            known = ", ".join((*SCOPES, *CLASSES))
             raise BadInput(f"API key {name!r}: unknown scope {scope[:64]!r}, known are {known}")
     return Key(name=name, sha256=digest, scopes=scopes)
 

@@ -136,7 +136,8 @@ def _keys() -> typer.Typer:
     ) -> None:
         """Make a key: it is shown this once, its hash is what the servers need.
 
-        Scopes: read, migrate, replay, admin, generate; limits of generate: class-normal, class-low.
+        Scopes: read, migrate, replay, admin, generate; the class of what it generates: class-high, class-normal
+        (if none is named), class-low.
 
         Example: midstream keys create oncall --scope read --scope migrate
         """

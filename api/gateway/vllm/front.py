@@ -85,6 +85,14 @@ class Peek(msgspec.Struct, frozen=True, kw_only=True):
 _peek = msgspec.json.Decoder(Peek)
 
 
+def priority_of(peek: Peek) -> int | None:
+    """The priority as vLLM will read it, which takes the text of a number too; None: none, or a bad one."""
+    try:
+        return int(float(peek.priority)) if isinstance(peek.priority, int | float | str) else None
+    except (ValueError, OverflowError):
+        return None
+
+
 class Front:
     """The ASGI application of a face. `name` begins the ids of requests that bring none."""
 
@@ -130,8 +138,8 @@ class Front:
             body = await read_body(headers, receive, self._limits.body_bytes_max)
             peek = check_body(body)
             caller = caller_now.get()
-            if caller is not None and isinstance(peek.priority, int):
-                caller.priority(peek.priority)
+            if caller is not None:
+                caller.priority(priority_of(peek))
             model = self._models.get(peek.model, model) if isinstance(peek.model, str) else model
             receive = Replay(body, receive)
         await call.run(model.app, receive)

@@ -215,28 +215,39 @@ async def test_keys_and_scopes() -> None:
             await client.with_options(api_key="read" * 8).models.list()
 
 
-async def test_a_key_names_its_tenant_and_may_be_limited_to_a_class() -> None:
-    keys = tuple(
-        Key(name=name, sha256=hash_key(name * 8), scopes=("generate", *limits))
-        for name, limits in (("free", ()), ("usual", ("class-normal",)), ("batch", ("class-low",)))
-    )
+CLASSES = (
+    ("plain", ()),
+    ("usual", ("class-normal",)),
+    ("batch", ("class-low",)),
+    ("urgent", ("class-high",)),
+    ("both", ("class-high", "class-low")),
+    ("root", ("admin",)),
+)
+
+
+async def test_a_key_names_its_tenant_and_its_class() -> None:
+    keys = tuple(Key(name=name, sha256=hash_key(name * 8), scopes=("generate", *limits)) for name, limits in CLASSES)
     gateway = ScriptedGateway()
     cases = [
-        ("free", None, 0),
-        ("free", -5, -5),
+        ("plain", None, 0),
+        ("plain", 0, 0),
+        ("urgent", None, 0),
+        ("urgent", -5, -5),
+        ("root", -5, -5),
+        ("both", None, 1),
         ("usual", None, 0),
         ("usual", 3, 3),
         ("batch", None, 1),
         ("batch", 7, 7),
     ]
-    async with sdk(gateway, key="free" * 8, keys=keys) as client:
+    async with sdk(gateway, key="plain" * 8, keys=keys) as client:
         for name, asked, given in cases:
             extra = {} if asked is None else {"priority": asked}
             own = client.with_options(api_key=name * 8)
             assert (await own.completions.create(model="sim", prompt="x", extra_body=extra)).choices
             seen = gateway.streams[-1].spec
             assert (seen.tenant, seen.priority) == (name, given)
-        for name, asked in (("usual", -1), ("batch", 0)):
+        for name, asked in (("plain", -1), ("usual", -1), ("batch", 0), ("both", -1)):
             with pytest.raises(openai.PermissionDeniedError, match="may ask for priority"):
                 await client.with_options(api_key=name * 8).completions.create(
                     model="sim", prompt="x", extra_body={"priority": asked}

@@ -230,8 +230,9 @@ async def test_the_callers_key_is_its_tenant_and_bounds_its_class_through_vllms_
             model=NAME, prompt="Tea", max_tokens=3, stream=True, extra_body={"priority": 9}
         )
         assert [chunk async for chunk in stream]
-        with pytest.raises(openai.PermissionDeniedError):
-            await client.completions.create(model=NAME, prompt="Tea", max_tokens=3, extra_body={"priority": -1})
+        for better in (-1, "-1", -1.0):
+            with pytest.raises(openai.PermissionDeniedError):
+                await client.completions.create(model=NAME, prompt="Tea", max_tokens=3, extra_body={"priority": better})
         gateway.closed = Refused("tenant_queue_full", "5 requests of batch are waiting")
         with pytest.raises(openai.RateLimitError) as refused:
             await client.completions.create(model=NAME, prompt="Tea", max_tokens=3, stream=True)

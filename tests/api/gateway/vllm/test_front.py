@@ -110,6 +110,19 @@ async def test_a_key_that_is_limited_to_a_class_may_not_ask_for_a_better_one() -
     assert answers[2].json()["error"]["type"]
 
 
+async def test_the_high_class_is_for_keys_that_were_given_it_and_for_all_where_there_are_no_keys() -> None:
+    scopes = {"plain": (), "urgent": ("class-high",)}
+    keys = tuple(Key(name=name, sha256=hash_key(name), scopes=("generate", *more)) for name, more in scopes.items())
+    shown = {}
+    async with asking(keys=keys) as http:
+        for name in scopes:
+            headers = {"Authorization": f"Bearer {name}"}
+            shown[name] = (await http.post("/v1/x", json={"priority": -1}, headers=headers)).status_code
+    async with asking() as http:
+        shown["nobody"] = (await http.post("/v1/x", json={"priority": -1})).status_code
+    assert shown == {"plain": 403, "urgent": 200, "nobody": 200}
+
+
 async def test_P28_bodies_and_open_requests_are_bounded() -> None:
     async def pieces() -> AsyncIterator[bytes]:
         for _ in range(2):
