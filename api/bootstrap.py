@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
-from midstream.api.settings import Settings, child_environment
+from midstream.api.settings import ENV_PREFIX, Settings, child_environment
 from midstream.control.adapters.clock import SystemClock
 from midstream.control.adapters.redis_log import RedisLog
 from midstream.control.errors import ArchiveUnavailable, BadInput
@@ -203,7 +203,10 @@ def make_controller(settings: Settings, voice: Voice, follower: Follower) -> Con
 
 
 def make_scaler(settings: Settings) -> Scaler:
-    """Who starts and ends instances for `midstream scaler`. Raises `BadInput` unless exactly one is set."""
+    """Who starts and ends instances for `midstream scaler`. Raises `BadInput` unless exactly one is set, and usable.
+
+    A command gets the settings for an instance, without what is the scaler's own: its name, its health, its token.
+    """
     from midstream.control.adapters.scaler_calls import CommandScaler, WebhookScaler
 
     if (settings.scale_command is None) == (settings.scale_webhook is None):
@@ -211,7 +214,9 @@ def make_scaler(settings: Settings) -> Scaler:
     if settings.scale_webhook is not None:
         token = settings.scale_token
         return WebhookScaler(settings.scale_webhook, None if token is None else token.get_secret_value())
-    return CommandScaler(shlex.split(settings.scale_command or ""), child_environment(settings))
+    own = ("health_file", "scale_command", "scale_webhook", "scale_token")
+    environment = child_environment(settings, **dict.fromkeys(own))
+    return CommandScaler(shlex.split(settings.scale_command or ""), environment, named_in=f"{ENV_PREFIX}NAME")
 
 
 def make_gateway(settings: Settings, voice: Voice, follower: Follower) -> Gateway:

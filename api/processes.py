@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 import structlog
+from msgspec.structs import replace
 
 from midstream.api import bootstrap
 from midstream.api.bootstrap import Voice
@@ -21,7 +22,7 @@ from midstream.control.errors import UnknownThing
 from midstream.control.events import PolicyConfigured
 from midstream.control.ports import Scaler
 from midstream.control.publisher import Publisher
-from midstream.control.state import PolicySettings
+from midstream.control.state import PolicyChoice, PolicySettings, State
 from midstream.control.supervise import Supervisor
 
 CAUGHT_UP_S: Final = 20.0
@@ -80,11 +81,50 @@ async def open_controller(settings: Settings) -> AsyncIterator[Running]:
         follower = bootstrap.make_follower(settings, voice.log)
         voice.tasks.loop("follower", follower.run)
         await follower.caught_up(CAUGHT_UP_S)
-        state = follower.state
-        if state.control_seq == 0 and state.policies == PolicySettings() != settings.policies:
-            voice.recorder.record(PolicyConfigured(policies=settings.policies, actor="settings"))
+        if _is_unset(follower.state):
+            if settings.policies != PolicySettings():
+                voice.recorder.record(PolicyConfigured(policies=settings.policies, actor="settings"))
+        elif _scaled_as_asked(follower.state, settings) is not None:
+            logger.warning(
+                "the log has policies of its own, so autoscale changes nothing: see `midstream policies set`",
+                autoscale=settings.autoscale, in_force=follower.state.policies.scale,
+            )  # fmt: skip
         voice.tasks.loop("controller", bootstrap.make_controller(settings, voice, follower).run)
         yield Running()
+
+
+async def ask_for_scaling(settings: Settings) -> PolicyChoice | None:
+    """Put `autoscale` in force where the log has policies already, and return what changed.
+
+    For whoever starts a cluster by hand and before its controllers run; on a new log those say it. Raises `BadInput`
+    for bounds that cannot hold.
+    """
+    async with speaking(settings, "up") as voice:
+        follower = bootstrap.make_follower(settings, voice.log)
+        voice.tasks.loop("follower", follower.run)
+        await follower.caught_up(CAUGHT_UP_S)
+        wanted = None if _is_unset(follower.state) else _scaled_as_asked(follower.state, settings)
+        if wanted is None:
+            return None
+        bootstrap.check_policies(wanted)
+        voice.recorder.record(PolicyConfigured(policies=wanted, actor="up"))
+        return wanted.scale
+
+
+def _is_unset(state: State) -> bool:
+    """Has nobody said yet which policies are in force."""
+    return state.control_seq == 0 and state.policies == PolicySettings()
+
+
+def _scaled_as_asked(state: State, settings: Settings) -> PolicySettings | None:
+    """The policies in force, scaling as the settings ask: other parameters of it stay, but it acts. None: they do."""
+    asked, now = settings.policies.scale, state.policies.scale
+    if asked is None:
+        return None
+    kept = dict(now.params) if now is not None and now.name == asked.name else {}
+    kept.pop("is_dry_run", None)
+    wanted = replace(state.policies, scale=PolicyChoice(asked.name, {**kept, **asked.params}))
+    return None if wanted == state.policies else wanted
 
 
 @contextlib.asynccontextmanager

@@ -144,7 +144,7 @@ class ScaleGroup(BaseModel):
     autoscale: str | None = Field(
         None,
         pattern=r"^\d{1,4}:\d{1,4}$",
-        description="Instances at least and at most, like `1:8`, for a new log. Unset: nobody scales.",
+        description="Instances at least and at most, like `1:8`: of a new log; `up`: of any. Unset: nobody scales.",
     )
     scale_command: str | None = Field(
         None,

@@ -80,6 +80,13 @@ class Settings(
             raise ValueError("every command line begins with a model")
         return lines
 
+    @field_validator("scale_command")
+    @classmethod
+    def _command_splits(cls, text: str | None) -> str | None:
+        if text is not None and not shlex.split(text):
+            raise ValueError("there is no command in it")
+        return text
+
     @model_validator(mode="after")
     def _relations(self) -> Self:
         _require(self.load_report_min_ms <= self.load_report_max_ms, "load_report_min_ms <= load_report_max_ms")

@@ -61,6 +61,8 @@ def test_P29_an_option_beats_the_environment(monkeypatch: pytest.MonkeyPatch) ->
         ("MIDSTREAM_ENGINE", "abacus", "MIDSTREAM_ENGINE"),
         ("MIDSTREAM_NAME", "a/b", "MIDSTREAM_NAME"),
         ("MIDSTREAM_VLLM_ARGS", "--chat-template 'open", "MIDSTREAM_VLLM_ARGS"),
+        ("MIDSTREAM_SCALE_COMMAND", "'./scale.sh", "MIDSTREAM_SCALE_COMMAND"),
+        ("MIDSTREAM_SCALE_COMMAND", "  ", "there is no command in it"),
         ("MIDSTREAM_VLLM_MORE_MODELS", '["some/model", ""]', "every command line begins with a model"),
         ("MIDSTREAM_VLLM_MORE_MODELS", "some/model", "vllm_more_models"),
         ("MIDSTREAM_API_KEYS", "bob:read", "name:scope+scope:sha256"),

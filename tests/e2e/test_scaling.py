@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,20 @@ async def test_P16_instances_come_when_they_are_needed_and_go_when_they_are_empt
     gone = [type(e.fact.event) for e in entries if isinstance(e.fact.event, InstanceDrained | InstanceStopped)]
     assert gone[:2] == [InstanceDrained, InstanceStopped], "it was empty before it was ended"
     assert verify(entries).is_equal
+
+
+async def test_bounds_asked_for_are_in_force_also_where_policies_were_set_before(tmp_path: Path) -> None:
+    async with running(tmp_path, (600,)) as rig:
+        assert (await rig.cli("policies", "set", "cooldown_ms=777")).code == 0
+    async with running(tmp_path, (600,), autoscale="1:3") as rig:
+        policies = await rig.get("/policies")
+        assert policies["scale"] == {"name": "scale_freeness", "params": {"instances_min": 1, "instances_max": 3}}
+        assert policies["cooldown_ms"] == 777, "what was set stays"
+        assert [line for line in rig.said if "scaling is now" in line]
+        scale = {"name": "scale_freeness", "params": {"instances_max": 2, "high": 50.0, "is_dry_run": True}}
+        assert (await rig.cli("policies", "set", f"scale={json.dumps(scale)}")).code == 0
+        await rig.kill("controller-0")
+        assert (await rig.get("/policies"))["scale"] == scale, "a controller that restarts overrules nobody"
+    async with running(tmp_path, (600,), autoscale="1:4") as rig:
+        params = (await rig.get("/policies"))["scale"]["params"]
+        assert params == {"instances_min": 1, "instances_max": 4, "high": 50.0}

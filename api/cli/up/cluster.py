@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -45,6 +46,7 @@ class LocalCluster:
 
     def __init__(self, settings: Settings, plan: ClusterPlan, say: Callable[[str], None]) -> None:
         self._plan = plan
+        self._say = say
         self._supervisor = Supervisor(say, self._publish)
         self._scaler = contextlib.AsyncExitStack()
         self._admin_key, key = create_key("up", ("admin",))
@@ -78,6 +80,7 @@ class LocalCluster:
             self._change(redis_url=valkey.address)
         self._change(database_url=self._settings.archive_url)
         await asyncio.to_thread(_upgrade_database, self._settings.archive_url)
+        await self._ask_for_scaling()
         self._gateway = self._listener("gateway", self._settings.gateway_host, self._settings.gateway_port)
         self._admin = self._listener(
             "admin", self._settings.admin_host, self._settings.admin_port, api_keys=self._admin_keys
@@ -118,6 +121,15 @@ class LocalCluster:
         part = self._part(instance)
         if part is not None:
             await self._supervisor.remove(part)
+
+    async def _ask_for_scaling(self) -> None:
+        if self._settings.autoscale is None:
+            return
+        from midstream.api.processes import ask_for_scaling
+
+        changed = await ask_for_scaling(self._settings)
+        if changed is not None:
+            self._say(f"scaling is now {changed.name} {json.dumps(changed.params)}; the other policies stay")
 
     def _part(self, instance: str) -> Part | None:
         return next((p for p in self._supervisor.parts if (p.kind, p.name) == ("llumlet", instance)), None)
