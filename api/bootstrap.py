@@ -21,7 +21,7 @@ from midstream.control.errors import ArchiveUnavailable, BadInput
 from midstream.control.follower import Follower
 from midstream.control.ports import FactLog, Scaler
 from midstream.control.publisher import Publisher
-from midstream.control.state import PolicySettings, State
+from midstream.control.state import State
 from midstream.control.supervise import Supervisor
 
 if TYPE_CHECKING:
@@ -306,11 +306,12 @@ def make_job_queue(settings: Settings) -> JobQueue:
     return JobQueue(settings.require_redis(), cluster=settings.cluster)
 
 
-def check_policies(policies: PolicySettings) -> None:
-    """Raises `UnknownThing` or `BadInput` for a policy or a parameter that does not exist."""
-    from midstream.control.policies import check
+def check_policies(settings: Settings) -> None:
+    """Raises `UnknownThing` or `BadInput` for a policy or a parameter that does not exist or is out of its range."""
+    from midstream.control.policies import check, check_params
 
-    check(policies)
+    check_params(settings.policy_params)
+    check(settings.policies)
 
 
 def upgrade_database(url: str) -> str:

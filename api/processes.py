@@ -76,7 +76,7 @@ async def open_archiver(settings: Settings) -> AsyncIterator[Running]:
 @contextlib.asynccontextmanager
 async def open_controller(settings: Settings) -> AsyncIterator[Running]:
     """The process of one controller replica. On a fresh log it says which policies the settings ask for."""
-    bootstrap.check_policies(settings.policies)
+    bootstrap.check_policies(settings)
     async with speaking(settings, "controller") as voice:
         follower = bootstrap.make_follower(settings, voice.log)
         voice.tasks.loop("follower", follower.run)

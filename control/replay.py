@@ -97,17 +97,16 @@ def verify(
 
 
 def check_overrides(overrides: Mapping[str, Any]) -> None:
-    """Raises `UnknownThing` or `BadInput` unless every override names a parameter that exists and fits it."""
+    """Raises `UnknownThing` or `BadInput` unless every override names a parameter that exists and is in its range.
+
+    Whether it goes together with the others depends on what was in force, so that is judged with the first tick.
+    """
     for key, value in overrides.items():
         name, dot, param = key.partition(".")
         if not dot:
             _with_field(PolicySettings(), key, value)
-        elif name in policies.DISPATCH:
-            policies.dispatch_policy(name).params({param: value})
-        elif name in policies.SCALE:
-            policies.scale_policy(name).params({param: value})
         else:
-            policies.move_policy(name).params({param: value})
+            policies.check_param(name, param, value)
 
 
 def each_once(entries: Iterable[Entry]) -> Iterator[Entry]:

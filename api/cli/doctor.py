@@ -88,5 +88,5 @@ def _port(settings: Settings, host: str, port: int) -> str:
 async def _policies(settings: Settings) -> str:
     from midstream.api.bootstrap import check_policies
 
-    check_policies(settings.policies)
+    check_policies(settings)
     return ", ".join([settings.dispatch_policy, *(choice.name for choice in settings.policies.moves)])

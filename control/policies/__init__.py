@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from midstream.control.errors import UnknownThing
+from midstream.control.policies import base
 from midstream.control.policies.base import (
     DispatchChoice,
     DispatchPolicy,
@@ -28,6 +29,8 @@ __all__ = [
     "DispatchWanted",
     "InFlight",
     "check",
+    "check_param",
+    "check_params",
     "choose",
     "dispatch_policy",
     "move_policy",
@@ -108,6 +111,23 @@ def check(settings: PolicySettings) -> None:
         move_policy(chosen.name).params(chosen.params)
     if settings.scale is not None:
         scale_policy(settings.scale.name).params(settings.scale.params)
+
+
+def check_param(name: str, param: str, value: Any) -> None:
+    """Raise `UnknownThing` or `BadInput` unless a policy has that parameter and it may have that value."""
+    base.check_param(name, _any_policy(name).params_type, param, value)
+
+
+def check_params(params: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise `UnknownThing` or `BadInput` unless every policy named exists and takes its parameters."""
+    for name, given in params.items():
+        _any_policy(name).params(given)
+
+
+def _any_policy(name: str) -> DispatchPolicy | MovePolicy | ScalePolicy:
+    if name in DISPATCH:
+        return dispatch_policy(name)
+    return scale_policy(name) if name in SCALE else move_policy(name)
 
 
 def _load(what: str, table: Mapping[str, str], name: str) -> Any:

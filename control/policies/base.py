@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
@@ -17,6 +17,13 @@ CANDIDATES_MAX: Final = 8
 
 SCORE_MAX: Final = 1e9
 """Stands for an infinite score in facts: JSON has no infinity."""
+
+Blocks = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
+"""A parameter in KV blocks, for each request or in all. Every number that is a parameter has a range."""
+Weight = Annotated[float, msgspec.Meta(ge=0, le=1_000)]
+"""A factor on something."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=86_400_000)]
 
 
 class Rng(Protocol):
@@ -32,11 +39,23 @@ class NoParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_params(policy: str, params_type: type[msgspec.Struct], given: Mapping[str, Any]) -> Any:
-    """Typed parameters with defaults filled in. Raises `BadInput` for an unknown one or a wrong type."""
+    """Typed parameters with defaults filled in. Raises `BadInput` for an unknown one, a wrong type or range."""
     try:
         return msgspec.convert(dict(given), params_type)
     except msgspec.ValidationError as error:
         raise BadInput(f"policy {policy}: {error}; parameters: {', '.join(params_type.__struct_fields__)}") from error
+
+
+def check_param(policy: str, params_type: type[msgspec.Struct], name: str, value: Any) -> None:
+    """Raise `BadInput` unless there is such a parameter and the value is in its range, whatever the others are."""
+    kinds = {field.name: field.type for field in msgspec.structs.fields(params_type)}
+    if name not in kinds:
+        read_params(policy, params_type, {name: value})
+        return
+    try:
+        msgspec.convert(value, kinds[name])
+    except msgspec.ValidationError as error:
+        raise BadInput(f"policy {policy}: {name}: {error}") from error
 
 
 class InFlight(msgspec.Struct, frozen=True):

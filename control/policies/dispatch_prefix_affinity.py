@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from midstream.control.policies.base import DispatchChoice, DispatchPolicy, DispatchWanted, InFlight
+from midstream.control.policies.base import DispatchChoice, DispatchPolicy, DispatchWanted, InFlight, Weight
 from midstream.control.policies.candidates import candidates
 from midstream.control.policies.ranking import NOTHING_SENT, best_of
 from midstream.control.state import InstanceView, State
@@ -22,7 +22,7 @@ from midstream.migration.plan import blocks_for
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a block of prefill is worth."""
 
-    prefill_weight: float = 2.0
+    prefill_weight: Weight = 2.0
     """Blocks in use that one block of prefill outweighs: higher follows the cache, lower the load."""
 
 

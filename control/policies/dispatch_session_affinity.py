@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -28,8 +28,8 @@ _MASK: Final = (1 << 64) - 1
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The bound on load."""
 
-    slack: float = 1.25
-    """An instance with more than this times the mean number of requests, plus one, is passed over."""
+    slack: Annotated[float, msgspec.Meta(ge=1, le=1_000)] = 1.25
+    """An instance with more than this times the mean number of requests, plus one, is passed over. Not all can be."""
 
 
 def choose(

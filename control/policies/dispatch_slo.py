@@ -11,7 +11,7 @@ reports' worth of weight, it counts with the `UNKNOWN_…` figures.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -29,13 +29,15 @@ UNKNOWN_OUTPUT_TOKENS: Final = 256.0
 
 _UNKNOWN: Final = Speed()
 
+Target = Annotated[float, msgspec.Meta(ge=0.1, le=86_400_000)]
+
 
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The targets, milliseconds."""
 
-    ttft_ms: float = 1_000.0
+    ttft_ms: Target = 1_000.0
     """Time to first token."""
-    itl_ms: float = 50.0
+    itl_ms: Target = 50.0
     """Time between tokens."""
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from midstream.control.policies.base import MovePolicy, Proposal, Rng
+from midstream.control.policies.base import Blocks, MovePolicy, Proposal, Rng, Weight
 from midstream.control.policies.leavers import RequestChoice, gain_blocks, leavers
 from midstream.control.policies.room import Room, blocks_needed
 from midstream.control.state import InstanceView, RequestView, State
@@ -32,16 +32,20 @@ REQUESTS_MAX: Final = 8
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Freeness in blocks for each running request."""
 
-    low: float = 10.0
+    low: Blocks = 10.0
     """Sources have less than this."""
-    high: float = 30.0
+    high: Blocks = 30.0
     """Targets have more than this."""
     request: RequestChoice = "cheapest"
     """Which request leaves. `cheapest`: fewest blocks to copy for each block of freeness that the source gains."""
-    cost_per_move: float = 1.0
+    cost_per_move: Blocks = 1.0
     """What the pause and the orders of one move are worth, in blocks of room: a one-block request stays."""
-    cost_per_block: float = 0.05
+    cost_per_block: Weight = 0.05
     """What copying one block is worth: it is held twice, and the source decodes a little slower, meanwhile."""
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError("must hold: low <= high")
 
 
 def propose(state: State, room: Room, now_ms: int, params: Params, rng: Rng) -> Iterator[Proposal]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from midstream.control.policies.base import MovePolicy, Proposal, Rng
+from midstream.control.policies.base import Blocks, Count, MovePolicy, Proposal, Rng
 from midstream.control.policies.packing import Candidates, Packing, Targets
 from midstream.control.policies.room import Room, blocks_needed
 from midstream.control.state import InstanceView, RequestView, State
@@ -20,9 +20,9 @@ from midstream.control.state import InstanceView, RequestView, State
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When an instance is not needed."""
 
-    keep: float = 60.0
+    keep: Blocks = 60.0
     """Freeness, in blocks for each running request, that every target keeps: twice what `balance` gives to."""
-    requests_max: int = 8
+    requests_max: Count = 8
     """An instance with more requests than this is not emptied."""
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from midstream.control.policies.base import MovePolicy, Proposal, Rng
+from midstream.control.policies.base import Blocks, MovePolicy, Proposal, Rng
 from midstream.control.policies.leavers import line, running
 from midstream.control.policies.packing import Candidates, Packing, Targets
 from midstream.control.policies.room import Room, blocks_needed
@@ -35,9 +35,9 @@ Plan = list[tuple[RequestView, Candidates]]
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a place in line is worth."""
 
-    copy_max: float = 4.0
+    copy_max: Blocks = 4.0
     """Blocks that may be copied for each block that the head of the line needs."""
-    keep: float = 10.0
+    keep: Blocks = 10.0
     """Freeness, in blocks for each running request, that every target keeps: what `balance` takes for nearly full."""
 
 

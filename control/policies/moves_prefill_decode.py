@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from midstream.control.policies.base import MovePolicy, Proposal, Rng
+from midstream.control.policies.base import Blocks, Count, MovePolicy, Proposal, Rng
 from midstream.control.policies.room import Room, blocks_needed
 from midstream.control.policies.targets import best, ranked
 from midstream.control.state import InstanceView, RequestView, State
@@ -20,9 +20,9 @@ from midstream.control.state import InstanceView, RequestView, State
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a hand-over is worth it."""
 
-    tokens_left_min: int = 32
+    tokens_left_min: Count = 32
     """With fewer tokens to come at most, it ends where it is."""
-    freeness_min: float = 2.0
+    freeness_min: Blocks = 2.0
     """A target must keep so many blocks for each of its requests, with the new one there."""
 
 

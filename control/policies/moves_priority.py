@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from midstream.control.policies.base import MovePolicy, Proposal, Rng
+from midstream.control.policies.base import Count, MovePolicy, Proposal, Rng
 from midstream.control.policies.freeness_math import blocks_kept
 from midstream.control.policies.room import Room, blocks_needed
 from midstream.control.policies.targets import best, ranked
@@ -21,7 +21,7 @@ from midstream.control.state import InstanceView, RequestView, State
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a move is worth it."""
 
-    blocks_min: int = 2
+    blocks_min: Count = 2
     """A running request with fewer blocks stays: its move costs more than the room that it gives."""
 
 

@@ -12,11 +12,11 @@ be called back (P23).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from midstream.control.policies.base import ScalePolicy, ScaleProposal
+from midstream.control.policies.base import Blocks, Milliseconds, ScalePolicy, ScaleProposal, Weight
 from midstream.control.policies.freeness_math import freeness_of
 from midstream.control.policies.room import Room
 from midstream.control.state import InstanceView, LoadSample, ScalingView, State
@@ -28,22 +28,22 @@ TREND_MIN: Final = 5
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Freeness in blocks for each request; times in milliseconds."""
 
-    instances_min: int = 1
-    instances_max: int = 8
-    low: float = 10.0
-    high: float = 40.0
-    margin: float = 1.5
-    waiting_max: float = 1.0
+    instances_min: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1
+    instances_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 8
+    low: Blocks = 10.0
+    high: Blocks = 40.0
+    margin: Annotated[float, msgspec.Meta(ge=1, le=1_000)] = 1.5
+    waiting_max: Weight = 1.0
     """Requests that may wait for each instance, on average, whatever the blocks say."""
-    out_after_ms: int = 3_000
-    in_after_ms: int = 60_000
-    step_max: int = 4
+    out_after_ms: Milliseconds = 3_000
+    in_after_ms: Milliseconds = 60_000
+    step_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 4
     """Instances added at once."""
-    boot_ms: int = 30_000
+    boot_ms: Milliseconds = 30_000
     """How long an instance takes to start, until that has been seen."""
-    trend_ms: int = 30_000
+    trend_ms: Milliseconds = 30_000
     """Time over which the trend is taken."""
-    retry_ms: int = 30_000
+    retry_ms: Milliseconds = 30_000
     """After a start that failed, nothing is decided for so long."""
     is_dry_run: bool = False
     """Say what would be done; do nothing."""

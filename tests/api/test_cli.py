@@ -105,6 +105,25 @@ def test_P29_an_unknown_setting_stops_every_command(
     assert "did you mean MIDSTREAM_GATEWAY_PORT" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["up", "controller"])
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ('{"slo": {"ttft_ms": 0}}', "policy slo: Expected `float` >= 0.1 - at `$.ttft_ms`"),
+        ('{"balance": {"low": 50, "high": 5}}', "policy balance: must hold: low <= high"),
+        ('{"magic": {}}', "'magic'; known: "),
+    ],
+)
+def test_P29_nothing_starts_with_parameters_out_of_range(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, params: str, told: str
+) -> None:
+    monkeypatch.setenv("MIDSTREAM_POLICY_PARAMS", params)
+    monkeypatch.setenv("MIDSTREAM_REDIS_URL", "redis://127.0.0.1:9")
+    assert run(["--data-dir", "nowhere", command]) == 2
+    assert told in capsys.readouterr().err
+    assert not Path("nowhere").exists()
+
+
 def test_settings_page_is_generated(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["settings", "--markdown"]) == 0
     assert "| `MIDSTREAM_TICK_MS` | int | 250 |" in capsys.readouterr().out

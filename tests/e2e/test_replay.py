@@ -24,8 +24,8 @@ SETTINGS = {
 }
 """Round-robin fills the small instance as fast as the large one, so that `balance` has work."""
 
-CHANGED = "balance.low=-100000"
-"""Nothing is that full: every recorded decision of `balance` is a difference."""
+CHANGED = "balance.cost_per_move=1000000"
+"""No move is worth that: every recorded decision of `balance` is a difference."""
 
 CROWDS_MAX = 5
 """On a machine that is busy with other things the streams may not overlap enough for `balance`: try again."""

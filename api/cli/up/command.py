@@ -44,12 +44,14 @@ def up(
     """
     import asyncio
 
+    from midstream.api.bootstrap import check_policies
     from midstream.api.cli.up.cluster import ClusterPlan, local_cluster
     from midstream.api.cli.up.until import until_signal
 
     settings = globals_of(context).settings(
         engine=engine, gateway_port=gateway_port, admin_port=admin_port, sim_time_scale=time_scale, autoscale=autoscale
     )
+    check_policies(settings)
     count = _count(settings) if instances is None else instances
     plan = ClusterPlan(sizes=parse_sizes(sizes) or (None,) * count, controllers=controllers)
     cluster = local_cluster(settings, plan, say)

@@ -206,6 +206,11 @@ async def test_policies_change_by_a_fact_and_only_what_was_seen() -> None:
         after = await client.get("/policies")
         unknown = await client.put("/policies", json=body | {"dispatch": {"name": "magic"}})
         parameter = await client.put("/policies", json=body | {"moves": [{"name": "drain", "params": {"x": 1}}]})
+        ranges = [
+            await client.put("/policies", json=body | {"dispatch": {"name": "slo", "params": {"ttft_ms": 0}}}),
+            await client.put("/policies", json=body | {"moves": [{"name": "defragment", "params": {"keep": -1000}}]}),
+            await client.put("/policies", json=body | {"scale": {"name": "scale_freeness", "params": {"step_max": 0}}}),
+        ]
         field = await client.put("/policies", json=body | {"magic": 1})
         order = await client.put("/policies", json=body | {"suspect_after_ms": 9_000})
     expected = PolicySettings(cooldown_ms=7, dispatch=PolicyChoice("round_robin"))
@@ -217,6 +222,8 @@ async def test_policies_change_by_a_fact_and_only_what_was_seen() -> None:
     assert log.recorded == [PolicyConfigured(policies=expected, actor="anonymous")]
     assert code_of(stale) == (412, "etag_mismatch")
     assert code_of(unknown) == code_of(parameter) == code_of(order) == (422, "bad_policy")
+    assert {code_of(response) for response in ranges} == {(422, "bad_policy")}
+    assert "policy slo: Expected `float` >= 0.1 - at `$.ttft_ms`" in ranges[0].text
     assert code_of(field) == (422, "invalid_input")
 
 
