@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-import numpy as np
-
 from midstream.migration.transfers import frame_format as wire
 from midstream.migration.transfers import rpc_format
-from midstream.migration.transfers.rpc_receiver import Refusal, Reservation, place
+from midstream.migration.transfers.rpc_receiver import Refusal, Reservation, places
 from midstream.migration.transfers.rpc_socket import PeerClosed, Stream
 from midstream.migration.transfers.threads import settled
 
@@ -81,9 +80,11 @@ class FrameReceiver(ABC):
 
     def _views(self, header: wire.Header, indexes: bytes) -> list[memoryview]:
         """The reserved memory of a frame's pieces. Raises `Refusal`."""
+        views = places(self._reservation, struct.unpack(f"<{header.pieces}I", indexes), header.whole)
+        if header.length == header.whole:
+            return views
         end = header.skip + header.length
-        blocks = np.frombuffer(indexes, "<u4").tolist()
-        return [place(self._reservation, block, header.whole)[header.skip : end] for block in blocks]
+        return [view[header.skip : end] for view in views]
 
     def _start(self, store: Callable[[], int], pieces: int, let_go: Callable[[], None] | None = None) -> None:
         """Have `store` run in a thread. See `_follow`."""

@@ -9,6 +9,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
 from midstream.control.errors import TransferFailed
@@ -16,31 +17,41 @@ from midstream.migration.transfers import frame_format as wire
 from midstream.migration.transfers import rpc_format
 from midstream.migration.transfers.base import Channel, CopyReport
 from midstream.migration.transfers.budget import Budget
+from midstream.migration.transfers.pieces import Addresses
 from midstream.migration.transfers.rpc_socket import Stream
 from midstream.migration.transfers.slots import Slot, Slots
 
 M = TypeVar("M")
 
 
-class Piece(NamedTuple):
-    """`view` holds the bytes from `skip` on of a block that has `whole` bytes."""
+class Home(NamedTuple):
+    """Where the first `blocks` of some blocks lie."""
 
-    block: int
-    view: Any
+    blocks: int
+    memory: object = None
+    """What the target can reach by itself, if it is that."""
+    offsets: Addresses | None = None
+    """Where in it each begins."""
+
+
+class Frame(NamedTuple):
+    """Equally long pieces of blocks that have `whole` bytes each, from `skip` on, all with one home."""
+
+    blocks: list[int]
+    views: list[Any]
     whole: int
     skip: int
-    home: object
-    """Pieces of different homes never share a frame."""
-    offset: int
-    """Where in its home it lies, if it has one."""
+    home: Home
 
 
-Home = Callable[[Any], tuple[object, int]]
-"""(home, offset) of a whole block's bytes."""
+FindHome = Callable[[list[Any]], Home]
+"""Of equally long blocks, of which there is one at least."""
 
 
 class FrameChannel(ABC):
     """An authenticated connection for the blocks of one reservation. One `send` at a time; others wait their turn."""
+
+    frame_bytes_max = wire.FRAME_BYTES_MAX
 
     def __init__(self, stream: Stream, budget: Budget, left: Callable[[Channel], None]) -> None:
         self._stream = stream
@@ -51,11 +62,11 @@ class FrameChannel(ABC):
         self._is_closed = False
 
     @abstractmethod
-    def _home(self, view: Any) -> tuple[object, int]:
-        """Where a block's bytes lie."""
+    def _home(self, views: list[Any]) -> Home:
+        """Where blocks lie."""
 
     @abstractmethod
-    async def _send_frame(self, frame: list[Piece], is_checked: bool) -> Callable[[], None]:
+    async def _send_frame(self, frame: Frame, is_checked: bool) -> Callable[[], None]:
         """Announce a frame and see that its bytes come; the answer lets go of what that takes."""
 
     async def send(self, blocks: Sequence[tuple[int, Any]], *, checksum: bool = False) -> CopyReport:
@@ -80,14 +91,14 @@ class FrameChannel(ABC):
 
     async def _copy(self, blocks: Sequence[tuple[int, Any]], is_checked: bool) -> int:
         copied_bytes = 0
-        for frame in cut(blocks, self._home):
+        for frame in cut(blocks, self._home, self.frame_bytes_max):
             if len(self._unanswered) >= wire.FRAMES_AHEAD_MAX:
                 await self._answer()
-            pieces = len(frame)
-            copied_bytes += pieces * len(frame[0].view)
-            await self._budget.take(pieces * len(frame[0].view))
+            pieces = len(frame.views)
+            copied_bytes += pieces * len(frame.views[0])
+            await self._budget.take(pieces * len(frame.views[0]))
             self._unanswered.append((pieces, await self._send_frame(frame, is_checked)))
-            frame.clear()
+            frame.views.clear()
         while self._unanswered:
             await self._answer()
         return copied_bytes
@@ -138,40 +149,32 @@ class FrameChannel(ABC):
         """The connection is closed."""
 
 
-def cut(blocks: Sequence[tuple[int, Any]], home: Home) -> Iterator[list[Piece]]:
-    """Cut blocks, in order, into frames of equally long pieces of one home, within the bounds of a frame."""
-    frame: list[Piece] = []
-    for piece in _pieces(blocks, home):
-        if frame and not _fits(frame, piece):
-            yield frame
-            frame = []
-        frame.append(piece)
-    if frame:
-        yield frame
+def cut(blocks: Sequence[tuple[int, Any]], home: FindHome, frame_bytes_max: int) -> Iterator[Frame]:
+    """Cut blocks, in order, into frames within the bounds of a frame."""
+    at = 0
+    while at < len(blocks):
+        views = _alike(blocks, at, frame_bytes_max)
+        found = home(views)
+        whole = len(views[0])
+        fitting = frame_bytes_max if found.memory is not None else wire.FRAME_BYTES_MAX
+        count = min(found.blocks, max(1, fitting // max(1, whole)))
+        frame = Frame([index for index, _ in blocks[at : at + count]], views[:count], whole, 0, found)
+        at += count
+        yield from _parts(frame, fitting) if whole > fitting else (frame,)
 
 
-def _pieces(blocks: Sequence[tuple[int, Any]], home: Home) -> Iterator[Piece]:
-    for index, block in blocks:
-        view = block.cast("B") if isinstance(block, memoryview) and block.format != "B" else block
-        whole = len(view)
-        where, offset = home(view)
-        bytes_max = _bytes_max(where)
-        if whole <= bytes_max:
-            yield Piece(index, view, whole, 0, where, offset)
-            continue
-        for skip in range(0, whole, bytes_max):
-            yield Piece(index, view[skip : skip + bytes_max], whole, skip, where, offset + skip)
+def _alike(blocks: Sequence[tuple[int, Any]], at: int, bytes_max: int) -> list[Any]:
+    """Bytes of the first blocks from `at` on that are equally long, as many as fit; one at least."""
+    whole = len(blocks[at][1].cast("B"))
+    count = min(max(1, bytes_max // max(1, whole)), wire.FRAME_PIECES_MAX)
+    views = [view.cast("B") for _, view in blocks[at : at + count]]
+    lengths = list(map(len, views))
+    return views if lengths.count(whole) == len(lengths) else list(takewhile(lambda view: len(view) == whole, views))
 
 
-def _fits(frame: list[Piece], piece: Piece) -> bool:
-    first, count = frame[0], len(frame)
-    return (
-        piece.whole == first.whole == len(first.view)
-        and piece.home is first.home
-        and count < wire.FRAME_PIECES_MAX
-        and (count + 1) * first.whole <= _bytes_max(first.home)
-    )
-
-
-def _bytes_max(home: object) -> int:
-    return wire.FRAME_BYTES_MAX if home is None else wire.LENT_BYTES_MAX
+def _parts(frame: Frame, length_max: int) -> Iterator[Frame]:
+    """A block that is too long for a frame, in pieces."""
+    (view,), offsets = frame.views, frame.home.offsets
+    for skip in range(0, frame.whole, length_max):
+        home = frame.home._replace(offsets=None if offsets is None else offsets[:1] + skip)
+        yield Frame(frame.blocks, [view[skip : skip + length_max]], frame.whole, skip, home)

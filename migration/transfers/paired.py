@@ -22,7 +22,7 @@ from midstream.migration.transfers import rpc_format
 from midstream.migration.transfers.base import Channel, Where
 from midstream.migration.transfers.endpoint import CONNECTIONS_MAX, TcpEndpoint
 from midstream.migration.transfers.frame_receiver import FrameReceiver
-from midstream.migration.transfers.frames import FrameChannel, Piece
+from midstream.migration.transfers.frames import Frame, FrameChannel, Home
 from midstream.migration.transfers.pair_store import PairStore, meet
 from midstream.migration.transfers.rpc_receiver import Reservation
 from midstream.migration.transfers.rpc_socket import PeerGone, Stream
@@ -141,12 +141,12 @@ class PairedChannel(FrameChannel):
         self._group = group
         self._stuck: list[tuple[Slot[Any] | None, object]] = []
 
-    def _home(self, view: Any) -> tuple[object, int]:
-        return None, 0
+    def _home(self, views: list[Any]) -> Home:
+        return Home(len(views))
 
-    async def _send_frame(self, frame: list[Piece], is_checked: bool) -> Callable[[], None]:
+    async def _send_frame(self, frame: Frame, is_checked: bool) -> Callable[[], None]:
         slots = self._transfer.outgoing
-        slot = None if self._group.is_direct(len(frame[0].view)) else await self._slot(slots)
+        slot = None if self._group.is_direct(len(frame.views[0])) else await self._slot(slots)
         try:
             work = await self._pass(slot, frame, is_checked)
         except RuntimeError as error:
@@ -167,12 +167,12 @@ class PairedChannel(FrameChannel):
         """The group may still be reading: until it has ended."""
         self._stuck.append((slot, work))
 
-    async def _pass(self, slot: Slot[Any] | None, frame: list[Piece], is_checked: bool) -> object:
-        transfer, first = self._transfer, frame[0]
-        indexes = np.array([piece.block for piece in frame], "<u4").tobytes()
+    async def _pass(self, slot: Slot[Any] | None, frame: Frame, is_checked: bool) -> object:
+        transfer = self._transfer
+        indexes = np.array(frame.blocks, "<u4").tobytes()
 
         def send() -> tuple[object, bytes]:
-            views = [piece.view for piece in frame]
+            views = list(frame.views)
             crc = wire.CHECKSUM.pack(self._group.checksum(views, indexes)) if is_checked else b""
             return self._group.send(slot, views), crc
 
@@ -181,10 +181,10 @@ class PairedChannel(FrameChannel):
             op=wire.OP_BLOCKS,
             flags=wire.FLAG_CHECKSUM if is_checked else 0,
             region=0,
-            pieces=len(frame),
-            length=len(first.view),
-            whole=first.whole,
-            skip=first.skip,
+            pieces=len(frame.views),
+            length=len(frame.views[0]),
+            whole=frame.whole,
+            skip=frame.skip,
         )
         await self._stream.write([memoryview(wire.pack_header(header) + indexes + crc)])
         return work

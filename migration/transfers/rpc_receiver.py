@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import secrets
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from midstream.migration.transfers import rpc_format as wire
 from midstream.migration.transfers.base import Bytes, Sink
@@ -93,7 +93,7 @@ async def receive(stream: Stream, handle: bytes, reservation: Reservation) -> No
 async def _store(stream: Stream, header: wire.Header, reservation: Reservation) -> None:
     table = await stream.read(4 * header.blocks)
     indexes = struct.unpack(f"<{header.blocks}I", table)
-    views = [place(reservation, index, header.length) for index in indexes]
+    views = places(reservation, indexes, header.length)
     try:
         if not await stream.read_into(views, may_write=lambda: reservation.is_open):
             raise Refusal(wire.UNKNOWN_HANDLE)
@@ -105,14 +105,15 @@ async def _store(stream: Stream, header: wire.Header, reservation: Reservation) 
         views.clear()  # a traceback that outlives us must not hold on to the engine's memory
 
 
-def place(reservation: Reservation, index: int, length: int) -> Bytes:
-    """The reserved memory of a block that has so many bytes at its source. Raises `Refusal`."""
+def places(reservation: Reservation, indexes: Iterable[int], length: int) -> list[Bytes]:
+    """The reserved memory of blocks that have so many bytes each at their source. Raises `Refusal`."""
     if not reservation.is_open:
         raise Refusal(wire.UNKNOWN_HANDLE)
+    sink = reservation.sink
     try:
-        view = reservation.sink(index).cast("B")
+        views = [sink(index).cast("B") for index in indexes]
     except IndexError:
         raise Refusal(wire.BAD_FRAME) from None
-    if len(view) != length:
+    if set(map(len, views)) != {length}:
         raise Refusal(wire.BAD_FRAME)
-    return view
+    return views

@@ -92,7 +92,7 @@ class ShmTransfer(Endpoint):
             raise
 
     async def _channel(self, stream: Stream, handle: bytes, left: Callable[[Channel], None]) -> Channel:
-        return ShmChannel(stream, self.budget, self._regions, self.staging, self._executor, left)
+        return await ShmChannel(stream, self.budget, self._regions, self.staging, self._executor, left).introduce()
 
     async def _receive(self, stream: Stream, handle: bytes, reservation: Reservation) -> None:
         await ShmReceiver(stream, reservation, self.mappings, self.copier, self._executor).serve()

@@ -47,6 +47,7 @@ class Copier:
         """It has said that it is there."""
         self._heard = 0
         self._waiting: deque[asyncio.Future[bool]] = deque()
+        self._alarm: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Start the process; it is used as soon as it says that it is there."""
@@ -76,34 +77,47 @@ class Copier:
         """The process lets go of this memory."""
         self._send(ORDER.pack(OP_UNMAP, number, 0, 0, 0))
 
-    async def copy(self, targets: Addresses, number: int, offsets: Addresses, length: int) -> bool:
-        """Copy pieces out of a lent memory to addresses of ours; False if it did not happen and will not.
+    def copy(self, targets: Addresses, number: int, offsets: Addresses, length: int) -> asyncio.Future[bool]:
+        """Have pieces copied out of a lent memory to addresses of ours; False if it did not happen and will not.
 
-        Not to be cancelled: until it ends, the process may touch the memories. One that answers nothing for
-        `stall_s` is ended.
+        The order leaves at once. Until the answer is there the process may touch the memories, so whoever waits for
+        it must not be cancelled. A process that answers nothing for `stall_s` is ended.
         """
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         start = int(targets.min())
         home = self._regions.find(start, int(targets.max()) - start + length)
-        if not self.is_ready or home is None:
-            return False
-        order = ORDER.pack(OP_COPY, self._ours[home[0]], number, len(targets), length)
-        into = (targets - home[0].address).astype("<i8")
-        if not self._send(order + into.tobytes() + offsets.astype("<i8").tobytes()):
-            return False
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if self.is_ready and home is not None:
+            order = ORDER.pack(OP_COPY, self._ours[home[0]], number, len(targets), length)
+            if self._send(order + (targets - home[0].address).tobytes() + offsets.tobytes()):
+                self._wait(done)
+                return done
+        done.set_result(False)
+        return done
+
+    def _wait(self, done: asyncio.Future[bool]) -> None:
+        if not self._waiting:
+            self._watch(self._heard - 1)
         self._waiting.append(done)
-        heard = self._heard
-        while not (await asyncio.wait({done}, timeout=self._stall_s))[0]:
-            if heard == self._heard:
-                self._kill()
-            heard = self._heard
-        return done.result()
+
+    def _watch(self, heard: int) -> None:
+        """Look again and again whether it has answered anything since."""
+        if heard == self._heard:
+            self._kill()
+        self._alarm = asyncio.get_running_loop().call_later(self._stall_s, self._watch, self._heard)
+
+    def _told(self, is_done: bool) -> None:
+        """The oldest order is answered."""
+        done = self._waiting.popleft()
+        if not self._waiting and self._alarm is not None:
+            self._alarm.cancel()
+        if not done.done():
+            done.set_result(is_done)
 
     def _send(self, order: bytes, files: Sequence[int] = ()) -> bool:
         if self._orders is None:
             return False
         try:
-            socket.send_fds(self._orders, [order], files)
+            socket.send_fds(self._orders, [order], files) if files else self._orders.send(order)
         except OSError:  # it has much to do, or is gone
             return False
         return True
@@ -120,7 +134,7 @@ class Copier:
             self.is_ready = True
         elif answer:
             self._heard += 1
-            self._waiting.popleft().set_result(answer == DONE)
+            self._told(answer == DONE)
         else:
             logger.warning("the process that copies for shm is gone; copying goes on here")
             self._hang_up()
@@ -138,7 +152,7 @@ class Copier:
             self._orders = None
         self.is_ready = False
         while self._waiting:
-            self._waiting.popleft().set_result(False)
+            self._told(False)
 
     async def stop(self) -> None:
         """End the process. Nothing may be being copied."""

@@ -60,10 +60,11 @@ class ShmReceiver(FrameReceiver):
         def copy() -> bool:
             return copy_pieces(targets, offsets + mapping.address, header.length, self._may_go_on)
 
+        asked = self._copier.copy(targets, mapping.number, offsets, header.length)
+
         async def store() -> int:
             try:
-                is_there = await self._copier.copy(targets, mapping.number, offsets, header.length)
-                if not is_there and not await in_thread(self._executor, copy):
+                if not await asked and not await in_thread(self._executor, copy):
                     return rpc_format.UNKNOWN_HANDLE
                 if theirs is None or await in_thread(self._executor, lambda: checksum(views, indexes)) == theirs:
                     return rpc_format.STORED
