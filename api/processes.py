@@ -99,6 +99,8 @@ async def ask_for_scaling(settings: Settings) -> PolicyChoice | None:
     For whoever starts a cluster by hand and before its controllers run; on a new log those say it. Raises `BadInput`
     for bounds that cannot hold.
     """
+    from midstream.control.policies import check
+
     async with speaking(settings, "up") as voice:
         follower = bootstrap.make_follower(settings, voice.log)
         voice.tasks.loop("follower", follower.run)
@@ -106,7 +108,7 @@ async def ask_for_scaling(settings: Settings) -> PolicyChoice | None:
         wanted = None if _is_unset(follower.state) else _scaled_as_asked(follower.state, settings)
         if wanted is None:
             return None
-        bootstrap.check_policies(wanted)
+        check(wanted)
         voice.recorder.record(PolicyConfigured(policies=wanted, actor="up"))
         return wanted.scale
 
