@@ -35,6 +35,7 @@ STEADY_MB: Final = 64
 ANSWER_S: Final = 120.0
 PEER: Final = ("-m", "midstream.api.bench.transfer_peer")
 
+Pieces = list[tuple[int, memoryview]]
 Raw = Callable[[int], Awaitable[float]]
 """Seconds that so many bytes take over the bare medium."""
 
@@ -110,13 +111,12 @@ class Pair:
         async with asyncio.timeout(ANSWER_S):
             return json.loads(await self._process.stdout.readline())
 
-    async def move_s(self, backend: str, blocks: int) -> float:
+    async def move_s(self, backend: str, pieces: Pieces) -> float:
         """Seconds of one send over a channel that is open, as each round of a move finds it."""
         handle = secrets.token_hex(16)
         await self.ask("expect", backend=backend, handle=handle)
         channel = await self.transfers[backend].open(self.addresses[backend], handle)
         try:
-            pieces = self.memory.pieces(blocks)
             begun = asyncio.get_running_loop().time()
             await channel.send(pieces)
             return asyncio.get_running_loop().time() - begun
@@ -180,13 +180,13 @@ RAW: Final = {"shm": _raw_copy, "rpc": _raw_tcp, "gloo": _raw_gloo}
 async def _rows(pair: Pair, backends: tuple[str, ...], size_mb: int, repeats: int) -> list[dict[str, Any]]:
     """One row per backend: raw and ours in turn, the first of each left out."""
     blocks = max(1, pair.memory.blocks_in(size_mb * MIB))
-    size = blocks * pair.memory.layout.block_bytes
+    size, pieces = blocks * pair.memory.layout.block_bytes, pair.memory.pieces(blocks)
     speeds: dict[str, list[float]] = {}
     ratios: dict[str, list[float]] = {backend: [] for backend in backends}
     for number in range(repeats + 1):
         for backend in backends:
             raw = size / await pair.raw[backend](size) / 2**30
-            ours = size / await pair.move_s(backend, blocks) / 2**30
+            ours = size / await pair.move_s(backend, pieces) / 2**30
             if number:
                 speeds.setdefault(backend, []).append(ours)
                 speeds.setdefault(f"{backend} raw", []).append(raw)
@@ -213,13 +213,17 @@ def _row(pair: Pair, backend: str, size_mb: int, speeds: dict[str, list[float]],
 
 
 async def _lag_ms_p99(pair: Pair, backend: str, size_mb: int, lag_bytes: int) -> float | None:
-    """The worse of both event loops while so many bytes pass."""
+    """The worse of both event loops while so many bytes pass.
+
+    The list of what is sent is made before: an engine makes one for a round, not for a gigabyte.
+    """
     blocks = pair.memory.blocks_in(size_mb * MIB)
+    pieces = pair.memory.pieces(blocks)
     ours = LagMeter()
     ours.start()
     await pair.ask("watch")
     for _ in range(-(-lag_bytes // (blocks * pair.memory.layout.block_bytes))):
-        await pair.move_s(backend, blocks)
+        await pair.move_s(backend, pieces)
     lags = rank(await ours.stop(), 0.99), await pair.ask("lag")
     return max((lag for lag in lags if lag is not None), default=None)
 

@@ -45,24 +45,29 @@ class RpcChannel:
         if not blocks:
             return 0
         copied_bytes = 0
+        blocks_left = len(blocks)
         for indexes, views in group(blocks):
-            await self._budget.take(len(indexes) * len(views[0]))
-            await self._send_frame(indexes, views, checksum)
-            copied_bytes += len(indexes) * len(views[0])
             if early := self._stream.read_now(wire.REPLY.size):
                 raise TransferFailed(wire.refusal(early) or "the target answered too early")
-        await self._stream.write([memoryview(wire.pack_header(wire.OP_END, self._handle, len(blocks), 0))])
+            await self._budget.take(len(indexes) * len(views[0]))
+            blocks_left -= len(indexes)
+            end = b"" if blocks_left else wire.pack_header(wire.OP_END, self._handle, len(blocks), 0)
+            await self._send_frame(indexes, views, checksum, end)
+            copied_bytes += len(indexes) * len(views[0])
         code, stored = wire.REPLY.unpack(await self._stream.read(wire.REPLY.size))
         if (code, stored) != (wire.STORED, len(blocks)):
             raise TransferFailed(f"refused: {wire.reason(code)}")
         return copied_bytes
 
-    async def _send_frame(self, indexes: list[int], views: list[memoryview], checksum: bool) -> None:
+    async def _send_frame(self, indexes: list[int], views: list[memoryview], checksum: bool, end: bytes) -> None:
+        """`end` follows at once: it must not wait until a thread of ours has come back from sending the blocks."""
         flags = wire.FLAG_CHECKSUM if checksum else 0
         header = wire.pack_header(wire.OP_BLOCKS, self._handle, len(indexes), len(views[0]), flags=flags)
         table = struct.pack(f"<{len(indexes)}I", *indexes)
-        trailer = [memoryview(await wire.checksum(table, views))] if checksum else []
-        await self._stream.write([memoryview(header + table), *views, *trailer])
+        crc = await wire.checksum(table, views) if checksum else b""
+        trailer = [memoryview(crc + end)] if crc or end else []
+        await self._stream.write([memoryview(header + table)])  # the target gets ready while our thread is woken
+        await self._stream.write([*views, *trailer])
 
     async def close(self) -> None:
         """Give up the connection; idempotent."""

@@ -33,10 +33,11 @@ OP_BLOCKS = 1
 OP_END = 2
 FLAG_CHECKSUM = 1
 
-FRAME_BLOCKS_MAX = 256
-"""Blocks in one frame; they are scattered into memory by one system call, which takes at most 1,024 pieces."""
-FRAME_BYTES_MAX = 4 * 1024 * 1024
-"""Small blocks are grouped up to here; one larger block is a frame of its own."""
+FRAME_BLOCKS_MAX = 1024
+"""Blocks in one frame, which one thread at each end moves in a few system calls."""
+FRAME_BYTES_MAX = 16 * 1024 * 1024
+"""Small blocks are grouped up to here; one larger block is a frame of its own. Between two frames both ends hand over
+from event loop to thread and back, while nothing moves: as long as a megabyte takes."""
 CHECKED_BYTES_MAX = 1024 * 1024
 """A checksum is made of so many bytes without giving way to others."""
 BLOCK_BYTES_MAX = 1024 * 1024 * 1024
