@@ -26,7 +26,7 @@ from midstream.migration.wires.memory import MemoryNetwork
 from tests.contracts.engine_links import Link
 
 PATIENCE_S = 60.0
-HERE = Where(bind_host="127.0.0.1", secret=b"a secret of the cluster")
+HERE = Where(bind_host="127.0.0.1", secret=b"a secret of the cluster", stall_s=10.0)
 
 
 def sim_memory() -> SimRig:
