@@ -7,11 +7,16 @@ starting. Under `low` over `out_after_ms`, and without the trend, which is partl
 are added. One is removed, that with the fewest requests, when freeness stayed over `high` for `in_after_ms` and, by the
 busiest moment of that time and its trend for as long again, would stay over `low` x `margin` without it: else it would
 be called back (P23).
+
+Fewer than `instances_min` are made up for once they have been too few for as long as a start takes: who restarts or
+registers late counts as there. More than `instances_max` over `out_after_ms` are brought down to it, whatever the load.
+Who counts, and who may go at all where there are several models or roles: `scale_bounds`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -19,6 +24,7 @@ import msgspec
 from midstream.control.policies.base import ScalePolicy, ScaleProposal
 from midstream.control.policies.freeness_math import freeness_of
 from midstream.control.policies.room import Room
+from midstream.control.policies.scale_bounds import away, is_watched, who_may_go
 from midstream.control.state import InstanceView, LoadSample, ScalingView, State
 
 TREND_MIN: Final = 5
@@ -58,11 +64,14 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class _Cluster:
     """The instances that count, those that are starting, and what is wanted of them."""
 
-    def __init__(self, state: State, room: Room) -> None:
+    def __init__(self, state: State, room: Room, away: int) -> None:
         views = state.instances.values()
         self.present = [view for view in views if view.health in ("up", "suspect") and not view.is_draining]
         """A suspect one may well be alive (P25): only its loss calls for another."""
-        self.removable = [view for view in self.present if room.is_up(view)]
+        removable = [view for view in self.present if room.is_up(view)]
+        self.removable = who_may_go(sorted(removable, key=lambda view: _weight(state, view)))
+        """The lightest first; read once, as who went before decides who may go after."""
+        self.away = away
         open_ones = [view for view in state.scalings.values() if view.status == "open"]
         self.starting = sum(view.action == "add" for view in open_ones)
         self.leaving = [view for view in open_ones if view.action == "remove"]
@@ -72,27 +81,46 @@ class _Cluster:
 
     @property
     def count(self) -> int:
-        """Instances, with those that are starting."""
-        return len(self.present) + self.starting
+        """Instances, with those that are starting and those that are away."""
+        return len(self.present) + self.starting + self.away
 
 
 def propose(state: State, room: Room, now_ms: int, params: Params) -> Iterator[ScaleProposal]:
-    """Add some, keep one that was to go, remove one, or nothing."""
-    cluster = _Cluster(state, room)
-    if _has_failed_lately(state, now_ms, params):
+    """Add some, keep one that was to go, remove some, or nothing."""
+    boot_ms = state.boot_ms or params.boot_ms
+    cluster = _Cluster(state, room, away(state, now_ms, boot_ms))
+    if _has_failed_lately(state, now_ms, params, "add"):
         return
     if cluster.count < params.instances_min:
         lacking = params.instances_min - cluster.count
-        yield from _more(state, cluster, lacking, 0.0, f"{cluster.count} of at least {params.instances_min} are there")
+        if is_watched(state, now_ms, boot_ms):
+            reason = f"{cluster.count} of at least {params.instances_min} are there"
+            yield from _more(state, cluster, lacking, 0.0, reason)
+        return
+    if not cluster.present or not is_watched(state, now_ms, params.out_after_ms):
         return
     recent = _since(state.samples, now_ms - params.out_after_ms) or state.samples[-1:]
-    if not recent or now_ms - state.samples[0].at_ms < params.out_after_ms:
+    if len(cluster.present) > params.instances_max:
+        yield from _trim(state, cluster, recent, now_ms, params)
         return
     expected = _expected(state, cluster, recent, now_ms, params)
     if _is_crowded(cluster, recent, expected, params):
         yield from _grow(state, cluster, recent, expected, params)
-    elif cluster.removable and not cluster.starting and not cluster.leaving:
+    elif not cluster.starting and not cluster.leaving:
         yield from _shrink(state, cluster, expected, now_ms, params)
+
+
+def _trim(
+    state: State, cluster: _Cluster, recent: Sequence[LoadSample], now_ms: int, params: Params
+) -> Iterator[ScaleProposal]:
+    """The lightest go, whatever the load: bounds were narrowed, or one that was made up for came back."""
+    is_brief = any(sample.instances <= params.instances_max for sample in recent)
+    if is_brief or _has_failed_lately(state, now_ms, params, "remove"):
+        return
+    count = len(cluster.present)
+    for view in islice(cluster.removable, count - params.instances_max):
+        reason = f"{count} are there, of at most {params.instances_max}"
+        yield ScaleProposal(action="remove", instance=view.owner.instance, freeness=0.0, reason=reason)
 
 
 def _expected(
@@ -159,14 +187,14 @@ def _shrink(
     is_long = (
         state.samples[0].at_ms <= now_ms - params.in_after_ms and now_ms - state.scaled_at_ms >= params.in_after_ms
     )
-    if not is_long or cluster.count <= params.instances_min:
+    view = next(cluster.removable, None)
+    if not is_long or view is None or len(cluster.present) <= params.instances_min:
         return
     used = max([expected[0], *(sample.blocks_used for sample in window)])
     requests = max([expected[1], *(sample.running + sample.waiting for sample in window)])
     rise = max(0.0, _slope(window)) * params.in_after_ms
     used, requests = used + rise, requests * (1 + rise / used) if used else requests
     lowest = freeness_of(cluster.capacity - used, round(requests))
-    view = min(cluster.removable, key=lambda view: _weight(state, view))
     after = freeness_of(cluster.capacity - view.blocks_total - used, round(requests))
     if lowest > params.high and after > params.low * params.margin and not any(sample.waiting for sample in window):
         reason = f"freeness stayed over {params.high:g} (lowest {lowest:.1f}); without it, it is {after:.1f}"
@@ -179,9 +207,9 @@ def _weight(state: State, view: InstanceView) -> tuple[int, int, int, str]:
     return int(name in state.high), len(state.placed.get(name, ())), -view.registered_at_ms, name
 
 
-def _has_failed_lately(state: State, now_ms: int, params: Params) -> bool:
+def _has_failed_lately(state: State, now_ms: int, params: Params, action: str) -> bool:
     return any(
-        view.action == "add" and view.status == "failed" and now_ms - view.ended_at_ms < params.retry_ms
+        view.action == action and view.status == "failed" and now_ms - view.ended_at_ms < params.retry_ms
         for view in state.scalings.values()
     )
 
