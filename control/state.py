@@ -290,7 +290,7 @@ class State(msgspec.Struct, kw_only=True):
     scalings: dict[str, ScalingView] = {}
     """Open decisions on scaling, and the last `CLOSED_MAX` closed ones, in decision order."""
     samples: tuple[LoadSample, ...] = ()
-    """The cluster's load, about once a second, while a scale policy is in force."""
+    """The cluster's load, about once a second and without a gap, while a scale policy is in force."""
     scaled_at_ms: int = 0
     """When scaling was last decided, in the log's time."""
     boot_ms: int = 0

@@ -12,6 +12,8 @@ from midstream.control.fold import operations
 from midstream.control.state import LoadSample, ScalingView, State
 
 SAMPLES_MAX: Final = 600
+GAP_MS_MAX: Final = 10_000
+"""Samples that are further apart are of two times, with nobody to watch between them: the earlier ones are dropped."""
 BOOT_WEIGHT: Final = 0.5
 """Weight of the newest start in the moving mean of start-up times."""
 
@@ -20,12 +22,18 @@ def came(state: State, instance: str) -> None:
     """An instance registered: if it was asked for, that is done; if it was to go, it starts afresh and stays."""
     for view in _open(state, instance):
         if view.action == "add":
-            took_ms = state.last_tick_ms - view.decided_at_ms
-            known = state.boot_ms
-            state.boot_ms = int(took_ms if not known else known + BOOT_WEIGHT * (took_ms - known))
+            _learn_start(state, view)
             _close(state, view, "done")
         else:
             _close(state, view, "failed", "restarted", f"{instance} started again")
+
+
+def _learn_start(state: State, view: ScalingView) -> None:
+    """Unless nobody watched in between: the cluster may have been stopped."""
+    is_watched = len(state.samples) == SAMPLES_MAX or any(s.at_ms <= view.decided_at_ms for s in state.samples[:1])
+    if is_watched:
+        took_ms, known = state.last_tick_ms - view.decided_at_ms, state.boot_ms
+        state.boot_ms = int(took_ms if not known else known + BOOT_WEIGHT * (took_ms - known))
 
 
 def went(state: State, instance: str) -> None:
@@ -46,7 +54,8 @@ def _sampled(state: State, fact: Fact, event: ClusterSampled) -> None:
     sample = LoadSample(
         event.now_ms, event.instances, event.blocks_total, event.blocks_used, event.running, event.waiting
     )
-    state.samples = (*state.samples[-SAMPLES_MAX + 1 :], sample)
+    is_gap = bool(state.samples) and event.now_ms - state.samples[-1].at_ms > GAP_MS_MAX
+    state.samples = (sample,) if is_gap else (*state.samples[-SAMPLES_MAX + 1 :], sample)
 
 
 def _decided(state: State, fact: Fact, event: ScaleDecided) -> None:

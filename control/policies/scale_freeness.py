@@ -12,11 +12,16 @@ or by the mean over `out_after_ms` if that is busier, for the time at which an i
 that are starting count as there. Some are removed, those with the fewest requests, when freeness is over `high` and
 would stay over `low` x `margin` without them, by the window `in_after_ms`, with `spread` x `margin`, for as long again:
 else they would be called back (P23).
+
+Fewer than `instances_min` are made up for once they have been too few for as long as a start takes: who restarts or
+registers late counts as there. More than `instances_max` over `out_after_ms` are brought down to it, whatever the load.
+Who counts, and who may go at all where there are several models or roles: `scale_bounds`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from math import sqrt
 from typing import Annotated, Final, NamedTuple
 
@@ -25,6 +30,7 @@ import msgspec
 from midstream.control.policies.base import Blocks, Milliseconds, ScalePolicy, ScaleProposal, Weight
 from midstream.control.policies.freeness_math import freeness_of
 from midstream.control.policies.room import Room
+from midstream.control.policies.scale_bounds import away, is_watched, who_may_go
 from midstream.control.state import InstanceView, LoadSample, ScalingView, State
 
 TREND_MIN: Final = 5
@@ -69,11 +75,14 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class _Cluster:
     """The instances that count, those that are starting, and what is wanted of them."""
 
-    def __init__(self, state: State, room: Room) -> None:
+    def __init__(self, state: State, room: Room, away: int) -> None:
         views = state.instances.values()
         self.present = [view for view in views if view.health in ("up", "suspect") and not view.is_draining]
         """A suspect one may well be alive (P25): only its loss calls for another."""
-        self.removable = [view for view in self.present if room.is_up(view)]
+        removable = [view for view in self.present if room.is_up(view)]
+        self.removable = who_may_go(sorted(removable, key=lambda view: _weight(state, view)))
+        """The lightest first; read once, as who went before decides who may go after."""
+        self.away = away
         open_ones = [view for view in state.scalings.values() if view.status == "open"]
         self.starting = sum(view.action == "add" for view in open_ones)
         self.leaving = [view for view in open_ones if view.action == "remove"]
@@ -83,27 +92,46 @@ class _Cluster:
 
     @property
     def count(self) -> int:
-        """Instances, with those that are starting."""
-        return len(self.present) + self.starting
+        """Instances, with those that are starting and those that are away."""
+        return len(self.present) + self.starting + self.away
 
 
 def propose(state: State, room: Room, now_ms: int, params: Params) -> Iterator[ScaleProposal]:
-    """Add some, keep one that was to go, remove one, or nothing."""
-    cluster = _Cluster(state, room)
-    if _has_failed_lately(state, now_ms, params):
+    """Add some, keep one that was to go, remove some, or nothing."""
+    boot_ms = state.boot_ms or params.boot_ms
+    cluster = _Cluster(state, room, away(state, now_ms, boot_ms))
+    if _has_failed_lately(state, now_ms, params, "add"):
         return
     if cluster.count < params.instances_min:
         lacking = params.instances_min - cluster.count
-        yield from _more(state, cluster, lacking, 0.0, f"{cluster.count} of at least {params.instances_min} are there")
+        if is_watched(state, now_ms, boot_ms):
+            reason = f"{cluster.count} of at least {params.instances_min} are there"
+            yield from _more(state, cluster, lacking, 0.0, reason)
+        return
+    if not cluster.present or not is_watched(state, now_ms, params.out_after_ms):
         return
     recent = _since(state.samples, now_ms - params.out_after_ms) or state.samples[-1:]
-    if not recent or now_ms - state.samples[0].at_ms < params.out_after_ms:
+    if len(cluster.present) > params.instances_max:
+        yield from _trim(state, cluster, recent, now_ms, params)
         return
     expected = _expected(state, recent, now_ms, params)
     if _is_crowded(cluster, recent, expected, params):
         yield from _grow(state, cluster, recent, expected, params)
-    elif cluster.removable and not cluster.starting and not cluster.leaving:
+    elif not cluster.starting and not cluster.leaving:
         yield from _shrink(state, cluster, now_ms, params)
+
+
+def _trim(
+    state: State, cluster: _Cluster, recent: Sequence[LoadSample], now_ms: int, params: Params
+) -> Iterator[ScaleProposal]:
+    """The lightest go, whatever the load: bounds were narrowed, or one that was made up for came back."""
+    is_brief = any(sample.instances <= params.instances_max for sample in recent)
+    if is_brief or _has_failed_lately(state, now_ms, params, "remove"):
+        return
+    count = len(cluster.present)
+    for view in islice(cluster.removable, count - params.instances_max):
+        reason = f"{count} are there, of at most {params.instances_max}"
+        yield ScaleProposal(action="remove", instance=view.owner.instance, freeness=0.0, reason=reason)
 
 
 class _Demand(NamedTuple):
@@ -190,8 +218,8 @@ def _shrink(state: State, cluster: _Cluster, now_ms: int, params: Params) -> Ite
         return
     busy = _busy(window, params.spread * params.margin, params.in_after_ms)
     lowest, left = busy.freeness(cluster.capacity), cluster.capacity
-    count = min(params.step_max, cluster.count - params.instances_min)
-    for view in sorted(cluster.removable, key=lambda view: _weight(state, view))[: max(0, count)]:
+    count = min(params.step_max, len(cluster.present) - params.instances_min)
+    for view in islice(cluster.removable, max(0, count)):
         left -= view.blocks_total
         after = busy.freeness(left)
         if lowest <= params.high or after <= params.low * params.margin:
@@ -214,9 +242,9 @@ def _weight(state: State, view: InstanceView) -> tuple[int, int, int, str]:
     return int(name in state.high), len(state.placed.get(name, ())), -view.registered_at_ms, name
 
 
-def _has_failed_lately(state: State, now_ms: int, params: Params) -> bool:
+def _has_failed_lately(state: State, now_ms: int, params: Params, action: str) -> bool:
     return any(
-        view.action == "add" and view.status == "failed" and now_ms - view.ended_at_ms < params.retry_ms
+        view.action == action and view.status == "failed" and now_ms - view.ended_at_ms < params.retry_ms
         for view in state.scalings.values()
     )
 

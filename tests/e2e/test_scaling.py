@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -62,3 +63,12 @@ async def test_bounds_asked_for_are_in_force_also_where_policies_were_set_before
     async with running(tmp_path, (600,), autoscale="1:4") as rig:
         params = (await rig.get("/policies"))["scale"]["params"]
         assert params == {"instances_min": 1, "instances_max": 4, "high": 50.0}
+
+
+async def test_P23_a_cluster_that_ends_and_starts_again_in_its_folder_is_as_large_as_it_was(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with running(tmp_path, (600, 600), autoscale="2:2") as rig:
+            await asyncio.sleep(5)
+            assert sorted(rig.llumlets) == ["i0", "i1"]
+    async with running(tmp_path, (600, 600)) as rig:
+        assert not [entry for entry in await rig.facts() if isinstance(entry.fact.event, ScaleDecided)]

@@ -87,21 +87,24 @@ class LocalCluster:
         )
         llumlets = [self._llumlet(index, blocks) for index, blocks in enumerate(self._plan.sizes)]
         controllers = [self._service("controller", f"controller-{i}") for i in range(self._plan.controllers)]
-        keepers = [self._service("archiver", "archiver"), self._service("worker", "worker"), *controllers]
+        keepers = [self._service("archiver", "archiver"), self._service("worker", "worker")]
         if self._settings.engine == "vllm":
             # Engines that load take every core for half a minute; whoever started beside them would miss its deadline.
             await self._supervisor.start(keepers, [self._admin])
             await self._supervisor.start(llumlets)
-            await self._supervisor.start([self._gateway])
+            await self._supervisor.start(controllers, [self._gateway])
         else:
-            await self._supervisor.start(keepers, llumlets, [self._gateway, self._admin])
+            await self._supervisor.start(keepers, llumlets, controllers, [self._gateway, self._admin])
         if self._settings.autoscale is not None:
             from midstream.api.processes import scaling
 
             await self._scaler.enter_async_context(scaling(self._settings, self))
 
     async def stop(self) -> None:
-        """End everything in order: faces and instances first, then who keeps the log, then the log."""
+        """End everything in order: faces, who decides, instances, then who keeps the log, then the log.
+
+        A controller that outlived its instances would want others in their place.
+        """
         await self._scaler.aclose()
         await self._supervisor.stop()
 

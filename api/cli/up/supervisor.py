@@ -45,12 +45,19 @@ class Supervisor:
         self._changed()
 
     async def add(self, part: Part) -> None:
-        """Start one more part and keep it alive; a stage of its own. Raises `MidstreamError` with nothing left."""
-        self._stages.append([part])
+        """Start one more part and keep it alive. Raises `MidstreamError` with nothing left.
+
+        It is of the stage of its kind, so that it stops with them; the first of a kind is a stage of its own.
+        """
+        stage = next((stage for stage in self._stages if any(part.kind == other.kind for other in stage)), None)
+        if stage is None:
+            stage = []
+            self._stages.append(stage)
+        stage.append(part)
         try:
             await part.start()
         except BaseException:
-            self._stages.remove([part])
+            self._forget(part)
             raise
         self._keepers[part.name] = asyncio.create_task(self._keep(part), name=part.name)
         self._changed()
@@ -62,7 +69,7 @@ class Supervisor:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)
         await part.stop()
-        self._stages = [[other for other in stage if other is not part] for stage in self._stages]
+        self._forget(part)
         self._changed()
 
     async def stop(self) -> None:
@@ -79,6 +86,9 @@ class Supervisor:
         """End everything now."""
         for part in self.parts:
             part.kill()
+
+    def _forget(self, part: Part) -> None:
+        self._stages = [[other for other in stage if other is not part] for stage in self._stages]
 
     async def _keep(self, part: Part) -> None:
         clock = asyncio.get_running_loop().time
