@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Final
 
 from midstream.control.policies.freeness_math import blocks_kept, freeness_of
@@ -66,19 +67,30 @@ class Holes:
 
     def fill(self, without: InstanceView | None = None, leaving: InstanceView | None = None) -> Filling:
         """A plan that fills holes, but not on `without`; it may on `leaving`, which it leaves itself."""
-        rows = [(self.hole(view), view) for view in self._state.instances.values() if view is not without]
+        rows = [row for row in self._open if row[1] is not without]
         if leaving is not None and leaving is not without:
-            rows.append((self.room.blocks_open(leaving), leaving))
-        found = [(hole - blocks_kept(self._state, view), view) for hole, view in rows if hole is not None]
-        return Filling(self.room, [row for row in found if row[0] > 0], self._keep)
+            rows.append((self._less_kept(leaving, self.room.blocks_open(leaving)), leaving))
+        return Filling(self.room, rows, self._keep)
+
+    @cached_property
+    def _open(self) -> list[tuple[int, InstanceView]]:
+        holes = ((self.hole(view), view) for view in self._state.instances.values())
+        return [(self._less_kept(view, hole), view) for hole, view in holes if hole is not None and hole > 0]
+
+    def _less_kept(self, view: InstanceView, hole: int) -> int:
+        return hole - blocks_kept(self._state, view)
 
 
 class Filling:
     """One plan of several moves: each counts the ones planned before it. Every target keeps a freeness of `keep`."""
 
     def __init__(self, room: Room, rows: list[tuple[int, InstanceView]], keep: float) -> None:
+        usable = ((hole - keep * (room.running_after(view) + 1), hole, view) for hole, view in rows)
+        found = [row for row in usable if row[0] > 0]
+        self.blocks = sum(row[0] for row in found)
+        """No plan can move more."""
         self._room = room
-        self._rows = sorted(rows, key=lambda row: (-row[0], row[1].owner))
+        self._rows = sorted(((hole, view) for _, hole, view in found), key=lambda row: (-row[0], row[1].owner))
         self._keep = keep
         self._blocks: dict[str, int] = {}
         self._requests: dict[str, int] = {}
@@ -104,10 +116,8 @@ class Filling:
         """Freeness of the target with this and all planned before, `None` if it may not or cannot take it."""
         room, name = self._room, target.owner.instance
         left, requests = left - self._blocks.get(name, 0), self._requests.get(name, 0)
-        is_astray = target.role == "prefill" and not view.is_waiting
-        if is_astray or left < 0 or room.slots_left(target) - requests < 1:
-            return None
-        if not room.may_host(view, target) or not room.may_pair(source, target):
-            return None
         freeness = freeness_of(left, room.running_after(target) + requests + 1)
-        return freeness if freeness >= self._keep else None
+        is_astray = target.role == "prefill" and not view.is_waiting
+        if left < 0 or freeness < self._keep or is_astray or room.slots_left(target) - requests < 1:
+            return None
+        return freeness if room.may_host(view, target) and room.may_pair(source, target) else None

@@ -32,6 +32,12 @@ from midstream.control.state import InstanceView, RequestView, State
 SOURCES_MAX: Final = 32
 """Instances with a stuck line that one tick weighs, the longest line first."""
 
+WAITING_MAX: Final = 64
+"""Requests in stuck lines that one tick weighs, the first to have come first."""
+
+HEADS_MAX: Final = 8
+"""Of these, heads for which a tick tries to make room: it orders no more moves than that by default."""
+
 RUNNING_MAX: Final = 64
 """Running requests of one instance that are weighed."""
 
@@ -68,13 +74,14 @@ def propose(state: State, room: Room, now_ms: int, params: Params, rng: Rng) -> 
     lines = {view.owner.instance: line(state, room, view) for view in stuck[:SOURCES_MAX]}
     heads = {name: turn(waiting[0]) for name, waiting in lines.items() if waiting}
     waiting = sorted((view for views in lines.values() for view in views), key=turn)
-    for view in waiting:
+    served = sorted(heads.values())[:HEADS_MAX]
+    for view in waiting[:WAITING_MAX]:
         if room.moves_left <= 0:
             return
         source = state.instances[view.owner.instance]
         if is_stuck(room, source) and not room.is_moving(view):
             holes = Holes(state, room, heads, turn(view), params.keep)
-            yield from _serve(state, holes, view, heads[view.owner.instance] == turn(view), params)
+            yield from _serve(state, holes, view, turn(view) in served, params)
     for name, needed in room.claims.items():
         holes = Holes(state, room, heads, LAST, params.keep)
         yield from _welcome(state, holes, state.instances[name], needed, params)
@@ -144,6 +151,8 @@ def _plan(state: State, holes: Holes, site: InstanceView, source: InstanceView |
     others = [view for view in running(state, site) if not view.is_high][:RUNNING_MAX]
     left = sorted((view.blocks, view.request) for view in others if room.may_leave(view))
     filling = holes.fill(without=site, leaving=source)
+    if filling.blocks < lacking:
+        return ()
     plan: list[tuple[RequestView, Candidates]] = []
     while lacking > 0:
         enough = [row for row in left if row[0] >= lacking]
