@@ -187,6 +187,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
         PolicyChoice("drain"),
         PolicyChoice("priority"),
         PolicyChoice("prefill_decode"),
+        PolicyChoice("defragment"),
         PolicyChoice("balance"),
     )
     scale: PolicyChoice | None = None
