@@ -100,6 +100,8 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_max: int
     priority: int = 0
     dispatched_at_ms: int = 0
+    arrived_at_ms: int = 0
+    """When its gateway admitted it: who waits goes in this order."""
     tokens: int = 0
     blocks: int = 0
     is_waiting: bool = True
@@ -185,6 +187,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
         PolicyChoice("drain"),
         PolicyChoice("priority"),
         PolicyChoice("prefill_decode"),
+        PolicyChoice("defragment"),
         PolicyChoice("balance"),
     )
     scale: PolicyChoice | None = None
@@ -251,6 +254,9 @@ class WaitingView(msgspec.Struct, frozen=True, kw_only=True):
 
     requests: int
     tokens: int
+    head_tokens: int = 0
+    """Prompt of the one whose turn it is."""
+    head_model: str = ""
 
 
 class SourceMark(msgspec.Struct, frozen=True, array_like=True):

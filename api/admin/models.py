@@ -101,6 +101,7 @@ class RequestBody(_Body):
     output_tokens_max: int
     priority: int
     dispatched_at_ms: int
+    arrived_at_ms: int
     tokens: int
     blocks: int
     is_waiting: bool

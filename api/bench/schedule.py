@@ -11,15 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
+from midstream.api.bench.arms import moves_anything, policies_of
 from midstream.api.bench.report import Measured, commit, machine
-from midstream.api.bench.schedule_figures import Slo, figures_of, moves_anything, summary_of
+from midstream.api.bench.schedule_figures import Slo, figures_of, summary_of
 from midstream.api.bench.schedule_plots import draw
 from midstream.api.bench.schedule_runs import Made, Run, Runs, opened
 from midstream.api.simulation.fleet import GATEWAY, STREAM_INTERVAL_MS, FleetPlan, play
 from midstream.api.traces.workload import has_content, workload
 from midstream.control.errors import BadInput
-from midstream.control.policies import dispatch_policy, move_policy
-from midstream.control.state import PolicyChoice, PolicySettings
 from midstream.instance.engines.sim.config import SimConfig
 
 ARMS: Final = (
@@ -135,17 +134,6 @@ def fleet_plan(plan: Plan, run: Run, *, is_cached: bool) -> FleetPlan:
         seed=run.seed,
         gbit_per_s=plan.gbit_per_s,
         queue_depth=plan.queue_depth,
-    )
-
-
-def policies_of(arm: str) -> PolicySettings:
-    """`DISPATCH` or `DISPATCH+MOVES+…`, by their registered names. Raises `UnknownThing`."""
-    dispatch, *moves = arm.split("+")
-    dispatch_policy(dispatch)
-    for name in moves:
-        move_policy(name)
-    return PolicySettings(
-        dispatch=PolicyChoice(dispatch), moves=tuple(PolicyChoice(name) for name in moves or ("none",))
     )
 
 

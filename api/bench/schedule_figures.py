@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from midstream.api.bench.arms import moves_anything
 from midstream.api.simulation.fleet import Played
 
 if TYPE_CHECKING:
@@ -147,11 +148,6 @@ SAVED: Final[dict[str, Callable[[Figures], float]]] = {
     "preempted_s_saved": lambda f: f.preempted_s,
 }
 """The share of theirs that the best arm does not have; 0 where they had none."""
-
-
-def moves_anything(arm: str) -> bool:
-    """Is it more than a dispatcher."""
-    return any(name != "none" for name in arm.split("+")[1:])
 
 
 def summary_of(made: Sequence[Made]) -> dict[str, Any]:

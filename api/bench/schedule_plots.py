@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ def draw(folder: Path, trace: str, made: Sequence[Made], *, blocks: int) -> None
         _curves(left, {arm: f.prefill_curve for arm, f in arms.items()}, "admission to first token, ms")
         _curves(right, {arm: f.gap_curve for arm, f in arms.items()}, "between two tokens, ms")
     for arm, figures in arms.items():
-        name = f"{trace}-{arm.replace('+', '-')}"
+        name = f"{trace}-{re.sub('[^a-z0-9_]+', '-', arm)}"
         with plot(folder, f"{name}-kv", width=11) as (_, axes):
             _kv(axes, figures, blocks)
         if figures.bars:

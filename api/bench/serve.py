@@ -16,8 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from midstream.api import event_loop
+from midstream.api.bench.arms import policies_of
 from midstream.api.bench.report import Measured, machine
-from midstream.api.bench.schedule import policies_of
 from midstream.api.bench.serve_figures import Load, figures, row_of, summary_of
 from midstream.api.bench.serve_load import OUTPUT_MIN, Ask, asks_of, draw, load
 from midstream.api.bench.serve_operator import Operator, load_of

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from midstream.api.bench.schedule import policies_of
+from midstream.api.bench.arms import policies_of
 from midstream.api.bench.serve_figures import Load
 from midstream.api.bench.serve_load import Answer
 from midstream.api.cli.client import AdminClient
@@ -52,8 +52,10 @@ class Operator:
     def configure(self, arm: str) -> None:
         """Put policies in force, everywhere."""
         chosen = policies_of(arm)
-        moves = [{"name": move.name, "params": self._params.get(move.name, {})} for move in chosen.moves]
-        dispatch = {"name": chosen.dispatch.name, "params": {}}
+        moves = [
+            {"name": move.name, "params": {**self._params.get(move.name, {}), **move.params}} for move in chosen.moves
+        ]
+        dispatch = {"name": chosen.dispatch.name, "params": chosen.dispatch.params}
         self._admin.put("/policies", self._admin.get("/policies") | {"dispatch": dispatch, "moves": moves})
         time.sleep(SETTLE_S)
 

@@ -114,7 +114,8 @@ def schedule(
         list[str] | None, typer.Option("--trace", help="Shipped, generated, or a file; again for more. [default: five]")
     ] = None,
     policies: Annotated[
-        list[str] | None, typer.Option("--policies", help="DISPATCH+MOVES, as freeness+balance; again for more arms.")
+        list[str] | None,
+        typer.Option("--policies", help="DISPATCH+MOVES, as freeness+balance:low=20; again for more arms."),
     ] = None,
     instances: Annotated[int, typer.Option(help="Instances.", min=1)] = 16,
     rate_scale: Annotated[
@@ -194,7 +195,8 @@ def serve(
     engine: Annotated[str, typer.Option(help="Engine of the instances: sim or vllm.")] = "sim",
     model: Annotated[Path | None, typer.Option(help="vllm: folder of the model.", show_default="the settings'")] = None,
     policies: Annotated[
-        list[str] | None, typer.Option("--policies", help="DISPATCH+MOVES, as freeness+balance; again for more arms.")
+        list[str] | None,
+        typer.Option("--policies", help="DISPATCH+MOVES, as freeness+balance:low=20; again for more arms."),
     ] = None,
     trace: Annotated[str, typer.Option(help="Lengths: a shipped trace, a generated one, or a file.")] = "heavy_tail",
     length_scale: Annotated[float | None, typer.Option(help="Factor on lengths.", show_default="by engine")] = None,

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 PUMP_S: Final = 0.01
 """After a sign of room, so long until waiting requests are tried: signs come in bunches."""
-REPORT_S: Final = 1.0
+REPORT_S: Final = 0.25
+"""As often as controllers decide: they make room for the one whose turn it is."""
+NOBODY: Final = (0, 0, 0, "")
 BLIND_S: Final = 3.0
 """Without any load report for so long the fold says nothing about room: then nothing waits here (P20)."""
 
@@ -28,7 +30,7 @@ class Admission:
         self._shares: dict[str, FairShares] = {}
         self._charged: dict[str, int] = {}
         """What a dispatched request was charged, until it ends."""
-        self._reported: tuple[int, int] = (0, 0)
+        self._reported: tuple[int, int, int, str] = NOBODY
         self._reported_at = float("-inf")
         self._heard_at = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
@@ -109,8 +111,20 @@ class Admission:
     def report(self) -> None:
         """Say how much waits, if that changed and was not said a moment ago."""
         gateway = self._gateway
-        size = (self.waiting, sum(shares.tokens for shares in self._shares.values()))
-        if size == self._reported or (gateway.now - self._reported_at < REPORT_S and all(size)):
+        size = (self.waiting, sum(shares.tokens for shares in self._shares.values()), *self._head())
+        is_early = gateway.now - self._reported_at < REPORT_S and self.waiting > 0
+        if size == self._reported or is_early:
             return
         self._reported, self._reported_at = size, gateway.now
-        gateway.recorder.record(WaitingReported(gateway=gateway.name, requests=size[0], tokens=size[1]))
+        requests, tokens, head_tokens, head_model = size
+        gateway.recorder.record(
+            WaitingReported(
+                gateway=gateway.name, requests=requests, tokens=tokens, head_tokens=head_tokens, head_model=head_model
+            )
+        )
+
+    def _head(self) -> tuple[int, str]:
+        """Prompt tokens and model of the one whose turn it is; of several models' the longest."""
+        turns = (shares.next() for shares in self._shares.values())
+        heads = (self._gateway.live[request] for request in turns if request is not None)
+        return max(((live.tokens, live.spec.model) for live in heads), default=(0, ""))

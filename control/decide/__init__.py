@@ -67,5 +67,5 @@ def _problem(state: State, room: Room, policy: MovePolicy, proposal: Proposal) -
     if room.is_at_limit(source.owner.instance):
         return "source_busy", f"{source.owner.instance} takes part in as many moves as it may"
     return room.stay_problem(view) or room.target_problem(
-        view, source, target, blocks=proposal.blocks_needed, may_return=policy.may_return
-    )
+        view, source, target, blocks=proposal.blocks_needed, may_return=policy.may_return, is_first=proposal.is_first,
+    )  # fmt: skip

@@ -107,7 +107,7 @@ class _Witness:
             return
         self.derived = move
         view = self._state.requests[move.request]
-        self.targets = _targets(self._state, room, view)
+        self.targets = _targets(self._state, room, view, chosen=move.target.instance)
         others = (self._state.requests[name] for name in self._state.placed.get(view.owner.instance, ()))
         self.requests = _some(_request(room, other) for other in others if other.request != view.request)
 
@@ -179,18 +179,19 @@ def explain_stay(state: State, view: RequestView) -> StayExplanation:
     return StayExplanation(code=code, reason=reason, targets=_targets(state, room, view))
 
 
-def _targets(state: State, room: Room, view: RequestView) -> tuple[Weighed, ...]:
+def _targets(state: State, room: Room, view: RequestView, chosen: str = "") -> tuple[Weighed, ...]:
+    """Every other instance; the limits allowed the `chosen` one, even if others wait there who come later."""
     source = state.instances.get(view.owner.instance)
     if source is None:
         return ()
     others = [other for other in state.instances.values() if other is not source]
-    found = [_target(room, view, source, other) for other in others]
+    found = [_target(room, view, source, other, is_chosen=other.owner.instance == chosen) for other in others]
     return _some(sorted(found, key=lambda row: (row.code is not None, -(row.score or 0.0), row.name)))
 
 
-def _target(room: Room, view: RequestView, source: InstanceView, target: InstanceView) -> Weighed:
+def _target(room: Room, view: RequestView, source: InstanceView, target: InstanceView, *, is_chosen: bool) -> Weighed:
     blocks = blocks_needed(view, target.fingerprint.block_tokens)
-    problem = room.target_problem(view, source, target, blocks=blocks)
+    problem = None if is_chosen else room.target_problem(view, source, target, blocks=blocks)
     return _weighed(target.owner.instance, finite(freeness_with(room, target, view)), problem)
 
 

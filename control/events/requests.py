@@ -49,12 +49,16 @@ class FirstTokenDelivered(Event, frozen=True, kw_only=True):
 
 @event
 class WaitingReported(Event, frozen=True, kw_only=True):
-    """What waits at a gateway because every instance is saturated: on change, at most once a second."""
+    """What waits at a gateway because every instance is saturated: on change, at most four times a second."""
 
     gateway: str
     requests: int
     tokens: int
     """Prompts and largest outputs of all of them."""
+    head_tokens: int = 0
+    """Prompt of the one whose turn it is; of several models' the longest."""
+    head_model: str = ""
+    """The model that it asks for; empty: any."""
 
 
 @event

@@ -82,6 +82,7 @@ def _new(fact: Fact, event: RequestDispatched) -> RequestView:
         output_tokens_max=event.output_tokens_max,
         priority=event.priority,
         dispatched_at_ms=fact.at_ms,
+        arrived_at_ms=fact.at_ms - round(event.waited_ms),
         tokens=event.prompt_tokens + event.delivered_tokens,
     )
 
@@ -118,7 +119,9 @@ def _first_token(state: State, fact: Fact, event: FirstTokenDelivered) -> None:
 
 def _waiting(state: State, fact: Fact, event: WaitingReported) -> None:
     if event.requests:
-        state.waiting[event.gateway] = WaitingView(requests=event.requests, tokens=event.tokens)
+        state.waiting[event.gateway] = WaitingView(
+            requests=event.requests, tokens=event.tokens, head_tokens=event.head_tokens, head_model=event.head_model
+        )
     else:
         state.waiting.pop(event.gateway, None)
 

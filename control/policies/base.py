@@ -128,6 +128,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """(instance, score) weighed as targets, best first."""
     blocks_needed: int
     reason: str
+    is_first: bool = False
+    """It goes before those who wait at the target, or makes room for one who does: what they claim is not counted."""
 
 
 class MovePolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,8 +43,13 @@ def line(state: State, room: Room, source: InstanceView) -> list[RequestView]:
     are believed: the last ones, because an engine takes them in this order.
     """
     waiting = [view for view in _placed(state, source) if view.is_waiting and not room.is_moving(view)]
-    waiting.sort(key=lambda view: view.priority)
+    waiting.sort(key=turn)
     return waiting[max(0, len(waiting) - room.waiting_after(source)) :]
+
+
+def turn(view: RequestView) -> tuple[int, int, str]:
+    """In which order engines take those who wait: by class, then as they came to their gateways."""
+    return view.priority, view.arrived_at_ms, view.request
 
 
 def _placed(state: State, source: InstanceView) -> list[RequestView]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from midstream.control.policies.freeness_math import batch_size, blocks_kept, blocks_unclaimed, freeness_of
-from midstream.control.state import InstanceView, RequestView, State
+from midstream.control.state import InstanceView, RequestView, State, WaitingView
 from midstream.migration.plan import PlanLimits, blocks_for
 
 HEADROOM_TOKENS: Final = PlanLimits().headroom_tokens
@@ -87,12 +87,17 @@ class Room:
         self._accounts: dict[str, _Account] = {}
         self._moving: dict[str, None] = {}
         self._failed_at_ms: dict[str, int] = {}
+        self.claims: dict[str, int] = {}
+        """Instance to the blocks that those whose turn it is at a gateway will need there."""
         self.moves_left = state.policies.moves_per_tick_max
         for move in state.migrations.values():
             if move.is_open:
                 self._count(move.request, move.source.instance, move.target.instance, move.blocks_needed)
             elif move.stage in FAILED_STAGES:
                 self._failed_at_ms[move.request] = move.stage_at_ms
+        for waiting in state.waiting.values():
+            if waiting.head_tokens:
+                self._claim(waiting)
 
     def take(self, view: RequestView, target: str, blocks: int) -> None:
         """Count a move that has been ordered."""
@@ -102,7 +107,12 @@ class Room:
     def blocks_left(self, view: InstanceView) -> int:
         """Blocks that a move may still take: what is promised but not yet reserved is gone."""
         account = self._accounts.get(view.owner.instance, _NOTHING)
-        return blocks_unclaimed(view) - max(0, account.blocks_in - view.load.blocks_reserved)
+        promised = max(0, account.blocks_in - view.load.blocks_reserved) + self.claims.get(view.owner.instance, 0)
+        return blocks_unclaimed(view) - promised
+
+    def blocks_open(self, view: InstanceView) -> int:
+        """As `blocks_left`, for one who goes before those who wait there: what they claim is not counted."""
+        return self.blocks_left(view) + view.load.blocks_head
 
     def slots_left(self, view: InstanceView) -> int:
         """Requests that may still come."""
@@ -195,9 +205,19 @@ class Room:
         )
 
     def target_problem(
-        self, view: RequestView, source: InstanceView, target: InstanceView, *, blocks: int, may_return: bool = False
+        self,
+        view: RequestView,
+        source: InstanceView,
+        target: InstanceView,
+        *,
+        blocks: int,
+        may_return: bool = False,
+        is_first: bool = False,
     ) -> Problem | None:
-        """Why no policy may move this request there now: in words what `may_pair`, `may_host` and `fits` ask."""
+        """Why no policy may move this request there now: in words what `may_pair`, `may_host` and `fits` ask.
+
+        One that waits and `is_first` there needs no room yet: it gets what comes free.
+        """
         name = target.owner.instance
         problem = pair_problem(source, target)
         if problem is not None:
@@ -212,7 +232,8 @@ class Room:
             return too_small(view, target)
         if not may_return and self.is_return(view, name):
             return "ping_pong", f"{view.request} has just come from {name}"
-        return None if self.fits(target, blocks) else self.full(target, blocks)
+        fits = self.takes(view, target, blocks) if is_first else self.fits(target, blocks)
+        return None if fits else self.full(target, blocks)
 
     def full(self, target: InstanceView, blocks: int) -> Problem:
         """In words that the target has no room for one more request of so many blocks."""
@@ -232,6 +253,29 @@ class Room:
     def fits(self, target: InstanceView, blocks: int) -> bool:
         """Has the target blocks and a slot for one more."""
         return self.blocks_left(target) >= blocks and self.slots_left(target) >= 1
+
+    def takes(self, view: RequestView, target: InstanceView, blocks: int) -> bool:
+        """Has the target a slot, and blocks unless it waits, for one who goes before those who wait there."""
+        return self.slots_left(target) >= 1 and (view.is_waiting or self.blocks_open(target) >= blocks)
+
+    def _claim(self, waiting: WaitingView) -> None:
+        """Who waits at a gateway has virtual usage where the fewest blocks are missing: room is kept and made there.
+
+        It waits because it fits nowhere; moves that even out what is free would keep it so.
+        """
+        ups = [
+            view
+            for view in self._state.instances.values()
+            if self.is_up(view) and not view.is_draining and waiting.head_model in ("", view.fingerprint.model)
+        ]
+        if ups:
+            site = max(ups, key=lambda view: (self._free_soon(view), view.owner))
+            needed = blocks_for(waiting.head_tokens + 1, site.fingerprint.block_tokens)
+            self.claims[site.owner.instance] = self.claims.get(site.owner.instance, 0) + needed
+
+    def _free_soon(self, view: InstanceView) -> int:
+        left_out = self._accounts.get(view.owner.instance, _NOTHING).blocks_out
+        return self.blocks_left(view) + left_out - (view.load.blocks_waiting - view.load.blocks_head)
 
     def _is_excluded(self, source: InstanceView, target: str) -> bool:
         return any(name == target and until > self._now_ms for name, until in source.pair_failures)

@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from midstream.api.bench.arms import moves_anything, policies_of
 from midstream.api.bench.report import is_missing
-from midstream.api.bench.schedule import Plan, highest, measure, policies_of, simulate
-from midstream.api.bench.schedule_figures import Slo, moves_anything, summary_of
+from midstream.api.bench.schedule import Plan, highest, measure, simulate
+from midstream.api.bench.schedule_figures import Slo, summary_of
 from midstream.api.bench.schedule_runs import Made, Run
 from midstream.api.cli.main import BAD_INPUT, run
 from midstream.control.errors import BadInput, UnknownThing
@@ -111,10 +112,21 @@ def test_arms_are_policies_by_name() -> None:
         Plan(arms=("nothing",))
 
 
+def test_policies_of_an_arm_have_parameters() -> None:
+    policies = policies_of("slo:ttft_ms=500+defragment:keep=2,copy_max=10.5+balance:request=longest")
+    assert policies.dispatch.params == {"ttft_ms": 500}
+    assert [move.params for move in policies.moves] == [{"keep": 2, "copy_max": 10.5}, {"request": "longest"}]
+    assert moves_anything("freeness+balance:low=20")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["--policies", "nothing"], "nothing"),
+        (["--policies", "freeness+balance:low"], "parameters are name=value, not 'low'"),
+        (["--policies", "freeness+balance:"], "parameters are name=value, not ''"),
+        (["--policies", "freeness+balance:deep=1"], "parameters: low, high"),
+        (["--policies", "freeness+balance:low=full"], "policy balance: Expected `float`"),
         (["--trace", "nothing", "--rate-scale", "1"], "no trace nothing"),
         (["--rate-scale", "-1"], "rate-scale"),
         (["--step-times", "nothing", "--rate-scale", "1", "--requests", "5"], "no step times 'nothing'"),

@@ -26,7 +26,9 @@ def test_P29_defaults_are_usable() -> None:
     settings = load_settings()
     assert settings.gateway_host == "127.0.0.1"
     assert settings.archive_url == f"sqlite:///{Path('.midstream').absolute()}/archive.sqlite3"
-    assert [choice.name for choice in settings.policies.moves] == ["drain", "priority", "prefill_decode", "balance"]
+    assert [choice.name for choice in settings.policies.moves] == [
+        "drain", "priority", "prefill_decode", "defragment", "balance",
+    ]  # fmt: skip
 
 
 def test_P29_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

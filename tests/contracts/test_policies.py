@@ -203,7 +203,9 @@ def test_P23_P24_P26_a_move_is_proposed_only_where_every_limit_allows_it(policy:
         assert room.is_up(source)
         assert room.stay_problem(view) is None
         assert pair_problem(source, target) is None
-        assert room.fits(target, proposal.blocks_needed)
+        is_promised = proposal.is_first and room.takes(view, target, proposal.blocks_needed)
+        assert is_promised or room.fits(target, proposal.blocks_needed)
+        assert view.is_waiting or target.load.blocks_free >= proposal.blocks_needed
         assert not room.is_at_limit(source.owner.instance)
         assert not room.is_at_limit(proposal.target)
         assert proposal.candidates[0][0] == proposal.target

@@ -19,6 +19,20 @@ def test_P21_what_waits_is_known_until_the_gateway_says_otherwise() -> None:
     assert story.state.waiting == {}
 
 
+def test_whose_turn_it_is_at_a_gateway_is_known() -> None:
+    story = Story()
+    story.say(GATEWAY, WaitingReported(gateway="g0", requests=2, tokens=300, head_tokens=64, head_model="m"))
+    view = story.state.waiting["g0"]
+    assert (view.head_tokens, view.head_model) == (64, "m")
+
+
+def test_who_waited_at_its_gateway_came_earlier_than_it_was_dispatched() -> None:
+    story = Story()
+    story.dispatch("r", story.instance("a"), waited_ms=400.0)
+    view = story.state.requests["r"]
+    assert view.dispatched_at_ms - view.arrived_at_ms == 400
+
+
 def test_P21_a_gateway_that_started_again_has_nothing_waiting() -> None:
     story = Story()
     waiting(story, 3)

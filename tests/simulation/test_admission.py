@@ -70,7 +70,9 @@ def test_P04_what_finds_no_room_waits_and_all_end_well() -> None:
     assert sum(isinstance(event, RequestFinished) for event in said) == 30
     waited = [event.waited_ms for event in said if isinstance(event, RequestDispatched)]
     assert sum(ms > 500 for ms in waited) >= 10
-    assert max(event.requests for event in said if isinstance(event, WaitingReported)) >= 10
+    reports = [event for event in said if isinstance(event, WaitingReported)]
+    assert max(event.requests for event in reports) >= 10
+    assert all((event.head_tokens > 0) == (event.requests > 0) for event in reports), "whose turn it is, if anybody's"
 
 
 def test_P09_a_request_that_waits_is_cancelled_at_once_and_takes_nobodys_turn() -> None:

@@ -10,6 +10,7 @@ from midstream.control.decide.rng import SplitMix
 from midstream.control.events import MigrationCommitted, MoveDecided, PolicyConfigured
 from midstream.control.policies import DispatchWanted, InFlight, choose, move_policy
 from midstream.control.policies.base import Proposal
+from midstream.control.policies.leavers import turn
 from midstream.control.policies.room import Room
 from midstream.control.state import PolicyChoice, PolicySettings
 from tests.control.fixtures import BLOCK_TOKENS, GATEWAY, Story, owner
@@ -53,8 +54,8 @@ def wanted(**changes: Any) -> DispatchWanted:
 def dispatch_many(story: Story, count: int, **changes: Any) -> Counter[str]:
     """What one gateway does between two reports."""
     sent: dict[str, InFlight] = {}
-    for turn in range(count):
-        choice = choose(story.state, wanted(**changes), sent, turn)
+    for number in range(count):
+        choice = choose(story.state, wanted(**changes), sent, number)
         assert choice is not None
         name = choice.owner.instance
         before = sent.get(name, InFlight(0, 0))
@@ -102,11 +103,11 @@ def decide_and_move(story: Story) -> list[MoveDecided]:
 
 
 def admit(story: Story, name: str) -> None:
-    """What an engine does: the head of the line runs if its blocks are free, without overtaking."""
+    """What an engine does: the first to have come runs if its blocks are free, without overtaking."""
     me = owner(name)
     views = [story.state.requests[request] for request in story.state.placed.get(name, ())]
     free = story.state.instances[name].blocks_total - sum(view.blocks for view in views)
-    waiting = [view for view in views if view.is_waiting]
+    waiting = sorted((view for view in views if view.is_waiting), key=turn)
     while waiting and -(-waiting[0].tokens // BLOCK_TOKENS) <= free:
         view = waiting.pop(0)
         story.progress(view.request, view.tokens)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.control.decide import decide
-from midstream.control.events import MoveDecided
-from tests.control.fixtures import fingerprint, owner
+from midstream.control.events import MoveDecided, WaitingReported
+from tests.control.fixtures import BLOCK_TOKENS, GATEWAY, Story, fingerprint, owner
 from tests.control.policies.scenes import decide_and_move, pairs, proposals, put_in_force, scene
 
 
@@ -89,6 +89,50 @@ def test_moves_on_their_way_count_as_done() -> None:
 def test_a_full_batch_is_relieved_by_those_who_wait() -> None:
     story = scene(a=([1] * 64, [5, 5]), b=([10], []))
     assert pairs(proposals(story, "defragment")) == [("a64", "b"), ("a65", "b")]
+
+
+def test_a_head_goes_where_the_fewest_blocks_have_to_leave_and_its_own_hole_takes_some_of_them() -> None:
+    story = scene(a=([420, 420], [200]), b=([100] * 9, []), c=([850], []))
+    first, *others = proposals(story, "defragment", keep=0.0)
+    assert (first.request, first.target, first.is_first) == ("a2", "b", True)
+    assert "101 blocks have to leave b for it" in first.reason
+    assert {(move.request[0], move.target) for move in others} == {("b", "a"), ("b", "c")}
+
+
+def test_who_came_first_has_the_room_that_a_stuck_line_of_later_ones_keeps() -> None:
+    assert pairs(proposals(scene(a=([950], [100]), b=([700], [400])), "defragment")) == [("a1", "b")]
+    assert proposals(scene(a=([700], [400]), b=([950], [100])), "defragment") == [], "b1 came later than a1"
+
+
+def test_what_is_free_for_the_first_in_line_is_ordered_by_decide_too() -> None:
+    story = scene(a=([950], [100]), b=([700], [400]))
+    put_in_force(story, "defragment")
+    assert [(move.request, move.target.instance) for move in decide_and_move(story)] == [("a1", "b")]
+    assert not story.state.requests["a1"].is_waiting
+
+
+def waits_at_the_gateway(story: Story, blocks: int, model: str = "") -> None:
+    tokens = blocks * BLOCK_TOKENS - 1
+    story.say(GATEWAY, WaitingReported(gateway="g0", requests=1, tokens=tokens, head_tokens=tokens, head_model=model))
+
+
+def test_room_is_made_for_who_waits_at_a_gateway_where_the_fewest_blocks_are_missing() -> None:
+    story = scene(a=([100, 300, 150], []), b=([300, 300], []))
+    waits_at_the_gateway(story, 500)
+    (move,) = proposals(story, "defragment")
+    assert (move.request, move.target) == ("a0", "b")
+    assert "who waits at the gateway lacks 50 of 500 blocks on a" in move.reason
+    waits_at_the_gateway(story, 450)
+    assert proposals(story, "defragment") == [], "it fits, and will be sent at once"
+    waits_at_the_gateway(story, 500, model="another")
+    assert proposals(story, "defragment") == []
+
+
+def test_P24_moves_do_not_fill_the_room_of_who_waits_at_a_gateway() -> None:
+    story = scene(a=([60] * 16, []), b=([300], []))
+    assert len(proposals(story, "balance")) == 1
+    waits_at_the_gateway(story, 690)
+    assert proposals(story, "balance") == []
 
 
 @settings(deadline=None, max_examples=60)
