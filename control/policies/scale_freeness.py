@@ -52,7 +52,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     waiting_max: Weight = 1.0
     """Requests that may wait for each instance, on average, whatever the blocks say."""
     out_after_ms: Milliseconds = 3_000
-    in_after_ms: Milliseconds = 180_000
+    in_after_ms: Milliseconds = 240_000
     """Window of the load by which some are removed; none is so soon after one was added."""
     step_max: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 4
     """Instances added or removed at once."""
