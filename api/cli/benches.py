@@ -35,7 +35,9 @@ def control(as_json: JsonOption = False) -> None:
 def fleet(
     only: Annotated[list[str] | None, typer.Option(help="priorities, tenants, scaling or roles.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of each arm, each with a seed of its own.")] = 3,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes for scaling's days; 0: one per core.")] = 0,
     as_json: JsonOption = False,
+    plot: PlotOption = None,
 ) -> None:
     """Classes, tenants, scaling and roles on simulated clusters.
 
@@ -47,7 +49,7 @@ def fleet(
     for name in only or ():
         if name not in SCENARIOS:
             raise typer.BadParameter(f"there is no scenario {name!r}; there are {', '.join(SCENARIOS)}")
-    raise typer.Exit(show("fleet", measure(only or (), seeds), as_json=as_json))
+    raise typer.Exit(show("fleet", measure(only or (), seeds, jobs, plot), as_json=as_json))
 
 
 def gateway(

@@ -1,12 +1,17 @@
 """How many instances there should be, by the cluster's freeness (Llumnix, OSDI'24, section 4.4.3), with hysteresis.
 
 Freeness of the cluster = (all blocks - blocks in use or wanted by what waits) / requests: a mean weighted by batches,
-so that one empty instance does not make a crowded cluster look free. An instance takes its time to start: freeness is
-expected for the moment when one decided now would serve, by the trend of what is in use, and with those that are
-starting. Under `low` over `out_after_ms`, and without the trend, which is partly noise, under `low` x `margin`, some
-are added. One is removed, that with the fewest requests, when freeness stayed over `high` for `in_after_ms` and, by the
-busiest moment of that time and its trend for as long again, would stay over `low` x `margin` without it: else it would
-be called back (P23).
+so that one empty instance does not make a crowded cluster look free. It is taken for busy moments: with the line
+through the samples of a window by least squares, and their standard deviation d from it,
+
+    busy = line now + `spread` x d + max(0, slope - 2 standard errors) x time ahead
+
+so that a small cluster, whose load varies more in proportion, keeps more room than a large one (square-root staffing:
+Halfin and Whitt, Operations Research 29, 1981). Some are added when freeness is under `low` by the window `trend_ms`,
+or by the mean over `out_after_ms` if that is busier, for the time at which an instance decided now would serve; those
+that are starting count as there. Some are removed, those with the fewest requests, when freeness is over `high` and
+would stay over `low` x `margin` without them, by the window `in_after_ms`, with `spread` x `margin`, for as long again:
+else they would be called back (P23).
 
 Fewer than `instances_min` are made up for once they have been too few for as long as a start takes: who restarts or
 registers late counts as there. More than `instances_max` over `out_after_ms` are brought down to it, whatever the load.
@@ -17,7 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Final
+from math import sqrt
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -28,7 +34,9 @@ from midstream.control.policies.scale_bounds import away, is_watched, who_may_go
 from midstream.control.state import InstanceView, LoadSample, ScalingView, State
 
 TREND_MIN: Final = 5
-"""Samples that make a trend."""
+"""Samples that make a line."""
+SURE: Final = 2.0
+"""Standard errors by which a slope is taken for less than it seems: what is left is hardly noise."""
 
 
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,19 +44,22 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     instances_min: int = 1
     instances_max: int = 8
-    low: float = 10.0
-    high: float = 40.0
+    low: float = 2.0
+    high: float = 5.0
     margin: float = 1.5
+    spread: float = 1.5
+    """Standard deviations between the usual load and that of busy moments."""
     waiting_max: float = 1.0
     """Requests that may wait for each instance, on average, whatever the blocks say."""
     out_after_ms: int = 3_000
-    in_after_ms: int = 60_000
+    in_after_ms: int = 180_000
+    """Window of the load by which some are removed; none is so soon after one was added."""
     step_max: int = 4
-    """Instances added at once."""
+    """Instances added or removed at once."""
     boot_ms: int = 30_000
     """How long an instance takes to start, until that has been seen."""
-    trend_ms: int = 30_000
-    """Time over which the trend is taken."""
+    trend_ms: int = 120_000
+    """Window of the load by which some are added; from one removal to the next it is as long."""
     retry_ms: int = 30_000
     """After a start that failed, nothing is decided for so long."""
     is_dry_run: bool = False
@@ -103,11 +114,11 @@ def propose(state: State, room: Room, now_ms: int, params: Params) -> Iterator[S
     if len(cluster.present) > params.instances_max:
         yield from _trim(state, cluster, recent, now_ms, params)
         return
-    expected = _expected(state, cluster, recent, now_ms, params)
+    expected = _expected(state, recent, now_ms, params)
     if _is_crowded(cluster, recent, expected, params):
         yield from _grow(state, cluster, recent, expected, params)
     elif not cluster.starting and not cluster.leaving:
-        yield from _shrink(state, cluster, expected, now_ms, params)
+        yield from _shrink(state, cluster, now_ms, params)
 
 
 def _trim(
@@ -123,47 +134,68 @@ def _trim(
         yield ScaleProposal(action="remove", instance=view.owner.instance, freeness=0.0, reason=reason)
 
 
-def _expected(
-    state: State, cluster: _Cluster, recent: Sequence[LoadSample], now_ms: int, params: Params
-) -> tuple[float, float]:
-    """(blocks in use, requests) by the time that an instance decided now would serve."""
-    used = sum(sample.blocks_used for sample in recent) / len(recent)
-    requests = sum(sample.running + sample.waiting for sample in recent) / len(recent)
-    boot_ms = state.boot_ms or params.boot_ms
-    rise = max(0.0, _slope(_since(state.samples, now_ms - params.trend_ms))) * boot_ms
-    grown = 1 + rise / used if used > 0 else 1.0
-    return used + rise, requests * grown
+class _Demand(NamedTuple):
+    """What is wanted at some moment."""
+
+    blocks: float
+    requests: float
+
+    def freeness(self, capacity: float) -> float:
+        """Of a cluster with so many blocks."""
+        return freeness_of(capacity - self.blocks, round(self.requests))
+
+    def busier(self, blocks: float) -> _Demand:
+        """As many blocks, in requests of the same size."""
+        return _Demand(blocks, self.requests * blocks / self.blocks if self.blocks else self.requests)
 
 
-def _is_crowded(cluster: _Cluster, recent: Sequence[LoadSample], expected: tuple[float, float], params: Params) -> bool:
+def _mean(samples: Sequence[LoadSample]) -> _Demand:
+    blocks = sum(sample.blocks_used for sample in samples)
+    requests = sum(sample.running + sample.waiting for sample in samples)
+    return _Demand(blocks / len(samples), requests / len(samples))
+
+
+def _busy(samples: Sequence[LoadSample], spread: float, ahead_ms: int) -> _Demand:
+    """At busy moments so long after the last sample; the mean if the samples are too few for more."""
+    mean = _mean(samples)
+    if len(samples) < TREND_MIN:
+        return mean
+    at = sum(sample.at_ms for sample in samples) / len(samples)
+    width = sum((sample.at_ms - at) ** 2 for sample in samples)
+    slope = sum((sample.at_ms - at) * (sample.blocks_used - mean.blocks) for sample in samples) / width
+    off = sum((sample.blocks_used - mean.blocks - slope * (sample.at_ms - at)) ** 2 for sample in samples)
+    line = mean.blocks + slope * (samples[-1].at_ms - at)
+    rise = max(0.0, slope - SURE * sqrt(off / (len(samples) - 2) / width)) * ahead_ms
+    return mean.busier(max(0.0, line) + spread * sqrt(off / len(samples)) + rise)
+
+
+def _expected(state: State, recent: Sequence[LoadSample], now_ms: int, params: Params) -> _Demand:
+    """At busy moments by the time that an instance decided now would serve; never less than there just was."""
+    just_now = _mean(recent)
+    window = _since(state.samples, now_ms - params.trend_ms)
+    if not window or 2 * (now_ms - state.samples[0].at_ms) < params.trend_ms:
+        return just_now
+    busy = _busy(window, params.spread, state.boot_ms or params.boot_ms)
+    return busy if busy.blocks > just_now.blocks else just_now
+
+
+def _is_crowded(cluster: _Cluster, recent: Sequence[LoadSample], expected: _Demand, params: Params) -> bool:
     """A queue that those which are starting may well clear calls for no more of them."""
-    used, requests = expected
     waiting = sum(sample.waiting for sample in recent) / len(recent)
     is_queue = waiting > params.waiting_max * cluster.count and min(sample.waiting for sample in recent) > 0
-    if is_queue and not cluster.starting:
-        return True
-    is_expected = freeness_of(cluster.capacity - used, round(requests)) < params.low
-    return is_expected and _freeness_now(cluster, recent) < params.low * params.margin
-
-
-def _freeness_now(cluster: _Cluster, recent: Sequence[LoadSample]) -> float:
-    """Without the trend: that alone, which is partly noise, brings nobody back that this bound let go."""
-    used = sum(sample.blocks_used for sample in recent) / len(recent)
-    requests = sum(sample.running + sample.waiting for sample in recent) / len(recent)
-    return freeness_of(cluster.capacity - used, round(requests))
+    return (is_queue and not cluster.starting) or expected.freeness(cluster.capacity) < params.low
 
 
 def _grow(
-    state: State, cluster: _Cluster, recent: Sequence[LoadSample], expected: tuple[float, float], params: Params
+    state: State, cluster: _Cluster, recent: Sequence[LoadSample], expected: _Demand, params: Params
 ) -> Iterator[ScaleProposal]:
-    used, requests = expected
-    wanted = requests * (params.low + params.high) / 2
-    lacking = max(1, round((wanted + used - cluster.capacity) / cluster.each))
+    wanted = expected.requests * (params.low + params.high) / 2
+    lacking = max(1, round((wanted + expected.blocks - cluster.capacity) / cluster.each))
     count = min(lacking, params.step_max, params.instances_max - cluster.count)
-    now = freeness_of(cluster.capacity - used, round(requests))
+    freeness = expected.freeness(cluster.capacity)
     waiting = recent[-1].waiting
-    reason = f"freeness is expected to be {now:.1f} (low is {params.low:g}), {waiting} requests wait"
-    yield from _more(state, cluster, count, now, reason)
+    reason = f"freeness is expected to be {freeness:.1f} (low is {params.low:g}), {waiting} requests wait"
+    yield from _more(state, cluster, count, freeness, reason)
 
 
 def _more(state: State, cluster: _Cluster, count: int, freeness: float, reason: str) -> Iterator[ScaleProposal]:
@@ -180,25 +212,28 @@ def _may_stay(state: State, scaling: ScalingView) -> bool:
     return view is not None and view.health == "up" and not view.is_drained
 
 
-def _shrink(
-    state: State, cluster: _Cluster, expected: tuple[float, float], now_ms: int, params: Params
-) -> Iterator[ScaleProposal]:
+def _shrink(state: State, cluster: _Cluster, now_ms: int, params: Params) -> Iterator[ScaleProposal]:
     window = _since(state.samples, now_ms - params.in_after_ms)
-    is_long = (
-        state.samples[0].at_ms <= now_ms - params.in_after_ms and now_ms - state.scaled_at_ms >= params.in_after_ms
-    )
-    view = next(cluster.removable, None)
-    if not is_long or view is None or len(cluster.present) <= params.instances_min:
+    if _is_too_soon(state, now_ms, params) or any(sample.waiting > cluster.count for sample in window):
         return
-    used = max([expected[0], *(sample.blocks_used for sample in window)])
-    requests = max([expected[1], *(sample.running + sample.waiting for sample in window)])
-    rise = max(0.0, _slope(window)) * params.in_after_ms
-    used, requests = used + rise, requests * (1 + rise / used) if used else requests
-    lowest = freeness_of(cluster.capacity - used, round(requests))
-    after = freeness_of(cluster.capacity - view.blocks_total - used, round(requests))
-    if lowest > params.high and after > params.low * params.margin and not any(sample.waiting for sample in window):
+    busy = _busy(window, params.spread * params.margin, params.in_after_ms)
+    lowest, left = busy.freeness(cluster.capacity), cluster.capacity
+    count = min(params.step_max, len(cluster.present) - params.instances_min)
+    for view in islice(cluster.removable, max(0, count)):
+        left -= view.blocks_total
+        after = busy.freeness(left)
+        if lowest <= params.high or after <= params.low * params.margin:
+            return
         reason = f"freeness stayed over {params.high:g} (lowest {lowest:.1f}); without it, it is {after:.1f}"
         yield ScaleProposal(action="remove", instance=view.owner.instance, freeness=lowest, reason=reason)
+
+
+def _is_too_soon(state: State, now_ms: int, params: Params) -> bool:
+    """Samples do not go back far enough, or something was decided lately."""
+    added_ms = max((view.decided_at_ms for view in state.scalings.values() if view.action != "remove"), default=0)
+    decided_ms = min(state.scaled_at_ms + params.trend_ms, state.scaled_at_ms + params.in_after_ms)
+    since_ms = max(state.samples[0].at_ms, added_ms) + params.in_after_ms
+    return now_ms < max(since_ms, decided_ms)
 
 
 def _weight(state: State, view: InstanceView) -> tuple[int, int, int, str]:
@@ -218,14 +253,4 @@ def _since(samples: Sequence[LoadSample], from_ms: int) -> list[LoadSample]:
     return [sample for sample in samples if sample.at_ms >= from_ms]
 
 
-def _slope(samples: Sequence[LoadSample]) -> float:
-    """Blocks in use per millisecond, by least squares; 0 for too few samples."""
-    if len(samples) < TREND_MIN:
-        return 0.0
-    at = sum(sample.at_ms for sample in samples) / len(samples)
-    used = sum(sample.blocks_used for sample in samples) / len(samples)
-    spread = sum((sample.at_ms - at) ** 2 for sample in samples)
-    return sum((sample.at_ms - at) * (sample.blocks_used - used) for sample in samples) / spread if spread else 0.0
-
-
-POLICY = ScalePolicy(name="scale_freeness", version=1, params_type=Params, propose=propose)
+POLICY = ScalePolicy(name="scale_freeness", version=2, params_type=Params, propose=propose)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
+
 from midstream.api.bench.report import rank
 from midstream.api.simulation.run import quiet
 from midstream.api.simulation.scenarios import priorities, roles, scaling, tenants
 from midstream.api.simulation.scenarios.play import Played, first_ms, killed
-from midstream.control.events import ScaleDecided
+from midstream.control.events import ClusterSampled, ScaleDecided
 from midstream.control.replay import verify
 
 quiet()
@@ -17,6 +21,13 @@ def assert_replays(run: Played) -> None:
     report = verify(run.entries)
     assert report.decisions > 0
     assert report.first_difference is None
+
+
+def hours_there(run: Played) -> float:
+    """Instance hours as the samples have them: without starts and drains."""
+    samples = [e.fact.event for e in run.entries if isinstance(e.fact.event, ClusterSampled)]
+    steps = pairwise(samples)
+    return sum(before.instances * (after.now_ms - before.now_ms) for before, after in steps) / scaling.HOUR_MS
 
 
 def test_P16_the_high_class_hardly_notices_a_full_cluster_and_nobody_is_killed() -> None:
@@ -40,14 +51,16 @@ def test_one_tenant_that_floods_does_not_starve_the_others() -> None:
 
 
 def test_P16_P23_a_cluster_grows_and_shrinks_with_its_day_and_loses_nobody() -> None:
-    day = scaling.clients(1, peak_s=4.0, trough=0.1, seconds=200)
-    run = scaling.run_scaled(1, day, instances_max=3)
+    day = scaling.clients(1, peak_s=7.0, trough=0.1, seconds=240)
+    run = scaling.run_scaled(1, day, instances_max=4, in_after_ms=40_000, trend_ms=30_000)
     made = [action for _, action, _ in scaling.decisions(run.entries)]
     assert (made[0], made[-1]) == ("add", "remove")
     assert scaling.flaps(run.entries) == 0
     assert killed(run.seen) == 0
-    fixed_ms = 3 * (run.entries[-1].fact.at_ms - run.entries[0].fact.at_ms)
-    assert scaling.instance_hours(run.entries) < 0.8 * fixed_ms / scaling.HOUR_MS
+    fixed_ms = 4 * (run.entries[-1].fact.at_ms - run.entries[0].fact.at_ms)
+    oracle, hours = scaling.oracle_hours(run.entries), scaling.instance_hours(run.entries)
+    assert oracle < hours < 0.9 * fixed_ms / scaling.HOUR_MS
+    assert hours == pytest.approx(hours_there(run), rel=0.1)
     assert any(isinstance(entry.fact.event, ScaleDecided) for entry in run.entries)
     assert_replays(run)
 

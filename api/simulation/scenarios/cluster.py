@@ -11,9 +11,18 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
+from msgspec import structs
 
 from midstream.api.gateway.settings import GatewaySettings
-from midstream.api.simulation.nodes import AdminNode, ArchiverNode, ControllerNode, GatewayNode, LlumletNode, World
+from midstream.api.simulation.nodes import (
+    LLUMLET,
+    AdminNode,
+    ArchiverNode,
+    ControllerNode,
+    GatewayNode,
+    LlumletNode,
+    World,
+)
 from midstream.control.adapters.memory_log import MemoryLogStore
 from midstream.control.errors import Refused
 from midstream.control.events import Entry, PolicyConfigured
@@ -32,7 +41,8 @@ WARM_S = 1.5
 """Until every instance is known and the policies are in force."""
 ADMIT_RETRY_S = 0.1
 SETTLE_S = 3.0
-LINK_BYTES_PER_MS = 1_000_000.0
+GBIT_PER_S = 8.0
+"""What one instance sends, and receives, at most."""
 HISTORY_PAGE = 10_000
 
 
@@ -77,13 +87,15 @@ class Cluster:
         seed: int = 0,
         are_tenants_known: bool = True,
         roles: Mapping[str, Role] = {},
+        llumlet: LlumletSettings = LLUMLET,
+        gbit_per_s: float = GBIT_PER_S,
     ) -> None:
         rng = random.Random(f"cluster {seed}")
         clock = VirtualClock(asyncio.get_running_loop(), EPOCH_MS)
         network = MemoryNetwork(rng, FaultPlan(()))
-        self.world = World(network, MemoryLogStore(clock=clock), clock, rng, LINK_BYTES_PER_MS)
+        self.world = World(network, MemoryLogStore(clock=clock), clock, rng, gbit_per_s * 1e6 / 8)
         self.llumlets = {
-            name: LlumletNode(self.world, name, config, LlumletSettings(checksum=True, role=roles.get(name, "mixed")))
+            name: LlumletNode(self.world, name, config, structs.replace(llumlet, role=roles.get(name, "mixed")))
             for name, config in engines.items()
         }
         self.gateway = GatewayNode(self.world, "g", gateway or GatewaySettings())

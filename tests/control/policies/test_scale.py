@@ -106,7 +106,7 @@ def test_a_queue_counts_also_at_the_gateway_and_while_blocks_are_free() -> None:
 
 
 def test_one_goes_after_long_and_it_is_drained_first() -> None:
-    cluster = Cluster(3)
+    cluster = Cluster(3, step_max=1)
     assert cluster.seconds(10, **EASY) == []
     (made,) = cluster.seconds(3, **EASY)
     assert (made.action, made.instance) == ("remove", "i2")
@@ -117,6 +117,30 @@ def test_one_goes_after_long_and_it_is_drained_first() -> None:
     assert cluster.state.scalings[made.scaling].status == "done"
 
 
+def test_as_many_go_at_once_as_are_not_needed() -> None:
+    cluster = Cluster(4)
+    made = cluster.seconds(13, running=8, used=200)
+    assert [(event.action, event.instance) for event in made] == [("remove", "i3"), ("remove", "i2")]
+    assert made[0].freeness > made[1].freeness / 2 > 10
+    assert cluster.seconds(20, running=16, used=400) == [], "the two that stay have as much as they need"
+
+
+def test_a_load_that_varies_keeps_more_than_a_steady_one_with_the_same_mean() -> None:
+    def removed(*used: int) -> int:
+        cluster = Cluster(2, in_after_ms=30_000)
+        return sum(len(cluster.seconds(1, running=8, used=used[second % 2])) for second in range(40))
+
+    assert removed(300, 300) == 1
+    assert removed(100, 500) == 0
+
+
+def test_a_slope_that_may_be_noise_brings_nobody() -> None:
+    """One sample out of line tilts it, but says nothing about where the load is going."""
+    cluster = Cluster(1, trend_ms=20_000, boot_ms=60_000)
+    made = [event for second in range(40) for event in cluster.seconds(1, running=9, used=300 + 150 * (second == 38))]
+    assert made == []
+
+
 def test_P23_none_goes_if_it_would_be_called_back() -> None:
     """Freeness is 60, over `high`; with one of the two less it would be 10, under low x margin."""
     cluster = Cluster(2)
@@ -125,11 +149,11 @@ def test_P23_none_goes_if_it_would_be_called_back() -> None:
 
 
 @pytest.mark.parametrize("busy_at", [5, 15, 25])
-def test_P23_a_busy_moment_within_the_time_keeps_all(busy_at: int) -> None:
-    cluster = Cluster(2, in_after_ms=30_000)
+def test_P23_a_few_busy_seconds_within_the_time_keep_all(busy_at: int) -> None:
+    cluster = Cluster(2, in_after_ms=30_000, trend_ms=20_000)
     made = cluster.seconds(busy_at, **EASY)
-    made += cluster.seconds(1, running=10, used=500)
-    made += cluster.seconds(30 - busy_at, **EASY)
+    made += cluster.seconds(3, running=10, used=500)
+    made += cluster.seconds(28 - busy_at, **EASY)
     assert made == []
 
 
