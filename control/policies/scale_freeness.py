@@ -52,7 +52,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     waiting_max: float = 1.0
     """Requests that may wait for each instance, on average, whatever the blocks say."""
     out_after_ms: int = 3_000
-    in_after_ms: int = 180_000
+    in_after_ms: int = 240_000
     """Window of the load by which some are removed; none is so soon after one was added."""
     step_max: int = 4
     """Instances added or removed at once."""
