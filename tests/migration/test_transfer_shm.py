@@ -81,6 +81,37 @@ async def test_blocks_in_a_region_take_no_slot_and_others_do():
     await target.stop()
 
 
+async def test_one_send_may_mix_regions_other_memory_and_lengths():
+    regions, target = [Region(8 * 1000), Region(8 * 1000)], ShmTransfer(HERE)
+    for seed, region in enumerate(regions):
+        region.view[:] = random.Random(seed).randbytes(region.size)
+    source = ShmTransfer(HERE, regions)
+    lengths = [1000] * 12 + [500] * 4
+    views = [regions[n // 3 % 2].view[n % 8 * 1000 :][:length] for n, length in enumerate(lengths)]
+    views[5] = memoryview(bytes([7]) * 1000)
+    got = [bytearray(length) for length in lengths]
+    address = await target.start()
+    target.expect("h", lambda index: memoryview(got[index]))
+    channel = await source.open(address, "h")
+    report = await channel.send(list(enumerate(views)), checksum=True)
+    assert got == [bytearray(view) for view in views]
+    assert report.copied_bytes == sum(lengths)
+    await source.stop()
+    await target.stop()
+
+
+async def test_regions_are_lent_before_the_first_send():
+    source, target = ShmTransfer(HERE, [Region(4096), Region(4096)]), ShmTransfer(HERE)
+    address = await target.start()
+    target.expect("h", Memory(1).block)
+    await source.open(address, "h")
+    async with asyncio.timeout(10):
+        while len(target.mappings) < 2:
+            await asyncio.sleep(0.01)
+    await source.stop()
+    await target.stop()
+
+
 def test_P05_what_is_lent_cannot_be_written():
     region = Region(4096)
     number = region.lend()
