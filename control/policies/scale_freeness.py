@@ -35,6 +35,8 @@ from midstream.control.state import InstanceView, LoadSample, ScalingView, State
 
 TREND_MIN: Final = 5
 """Samples that make a line."""
+WINDOW_MAX_MS: Final = 590_000
+"""Samples of ten minutes are kept."""
 SURE: Final = 2.0
 """Standard errors by which a slope is taken for less than it seems: what is left is hardly noise."""
 
@@ -232,8 +234,8 @@ def _is_too_soon(state: State, now_ms: int, params: Params) -> bool:
     """Samples do not go back far enough, or something was decided lately."""
     added_ms = max((view.decided_at_ms for view in state.scalings.values() if view.action != "remove"), default=0)
     decided_ms = min(state.scaled_at_ms + params.trend_ms, state.scaled_at_ms + params.in_after_ms)
-    since_ms = max(state.samples[0].at_ms, added_ms) + params.in_after_ms
-    return now_ms < max(since_ms, decided_ms)
+    known_ms = state.samples[0].at_ms + min(params.in_after_ms, WINDOW_MAX_MS)
+    return now_ms < max(known_ms, added_ms + params.in_after_ms, decided_ms)
 
 
 def _weight(state: State, view: InstanceView) -> tuple[int, int, int, str]:

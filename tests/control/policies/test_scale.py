@@ -141,6 +141,11 @@ def test_a_slope_that_may_be_noise_brings_nobody() -> None:
     assert made == []
 
 
+def test_one_goes_after_longer_than_samples_are_kept() -> None:
+    cluster = Cluster(2, in_after_ms=700_000)
+    assert [event.action for event in cluster.seconds(720, **EASY)] == ["remove"]
+
+
 def test_P23_none_goes_if_it_would_be_called_back() -> None:
     """Freeness is 60, over `high`; with one of the two less it would be 10, under low x margin."""
     cluster = Cluster(2)
