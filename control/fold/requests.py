@@ -83,6 +83,8 @@ def _new(fact: Fact, event: RequestDispatched) -> RequestView:
         priority=event.priority,
         dispatched_at_ms=fact.at_ms,
         tokens=event.prompt_tokens + event.delivered_tokens,
+        waited_ms=event.waited_ms,
+        is_dispatched_again=event.cause != "new",
     )
 
 
@@ -97,6 +99,7 @@ def _again(known: RequestView, event: RequestDispatched) -> RequestView:
         is_waiting=True,
         is_movable=True,
         migration=None,
+        is_dispatched_again=True,
     )
 
 
