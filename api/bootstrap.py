@@ -233,7 +233,6 @@ def make_gateway(settings: Settings, voice: Voice, follower: Follower) -> Gatewa
         settings=GatewaySettings(
             requests_max=settings.requests_max,
             tenant_waiting_max=settings.tenant_waiting_max,
-            tenant_quantum=settings.tenant_quantum,
             queue_depth=settings.queue_depth,
         ),
         models=(settings.served_model,),

@@ -203,9 +203,6 @@ class LimitGroup(BaseModel):
     tenant_waiting_max: int = Field(
         1_024, ge=1, le=100_000, description="Requests of one key that wait at a gateway; more get 429."
     )
-    tenant_quantum: int = Field(
-        512, ge=1, le=1_000_000, description="Tokens of one turn, where keys share what is not enough for all."
-    )
     queue_depth: int = Field(
         4,
         ge=0,

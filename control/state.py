@@ -111,6 +111,10 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     moved_at_ms: int = 0
     moved_from: str | None = None
     moves: int = 0
+    waited_ms: float = 0.0
+    """At its gateway, before it was dispatched."""
+    is_dispatched_again: bool = False
+    """Has it been elsewhere before, or may it have been."""
 
     @property
     def is_high(self) -> bool:
@@ -220,6 +224,8 @@ class Speed(msgspec.Struct, frozen=True, array_like=True):
     """0: nothing is known yet."""
     output_tokens: float = 0.0
     """Mean length of outputs; 0: nothing is known yet."""
+    prefill_seen: tuple[float, ...] = ()
+    """Of the last requests, milliseconds per prompt token."""
 
 
 class ScalingView(msgspec.Struct, frozen=True, kw_only=True):

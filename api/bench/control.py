@@ -15,6 +15,7 @@ from midstream.api.bench.report import Measured, machine, rank
 from midstream.api.bench.states import NOW_MS, cluster_state, life
 from midstream.api.cli.output import say
 from midstream.api.cli.up.cluster import ClusterPlan, local_cluster
+from midstream.api.gateway.prefixes import BLOCKS_MAX, PrefixIndex
 from midstream.api.settings import load_settings
 from midstream.control.adapters.local_valkey import LocalValkey
 from midstream.control.adapters.redis_log import RedisLog
@@ -24,6 +25,8 @@ from midstream.control.fold import apply
 from midstream.control.ids import COMMIT_SOURCE, START
 from midstream.control.policies import DISPATCH, DispatchWanted, InFlight, choose
 from midstream.control.state import PolicyChoice, PolicySettings, State
+from midstream.migration.protocol.messages import CacheChange
+from midstream.migration.protocol.prefixes import prefix_keys
 
 SEED: Final = 5
 FACTS: Final = 40_000
@@ -32,6 +35,8 @@ SIZES: Final = (4, 64, 1_000)
 DISPATCH_SIZES: Final = (64, 1_000)
 REQUESTS_EACH: Final = 8
 DECISIONS: Final = 200
+LOOKUPS: Final = 20
+LOOKUP_TOKENS: Final = (2_048, 8_192, 16_384)
 COMMITS: Final = 500
 FACTS_PER_COMMIT: Final = 3
 IDLE_SETTLE_S: Final = 4.0
@@ -41,7 +46,7 @@ IDLE_S: Final = 10.0
 def measure() -> Measured:
     """Everything; about half a minute."""
     params = {
-        "facts": FACTS, "repeats": REPEATS, "requests_each": REQUESTS_EACH, "decisions": DECISIONS,
+        "facts": FACTS, "repeats": REPEATS, "requests_each": REQUESTS_EACH, "decisions": DECISIONS, "lookups": LOOKUPS,
         "commits": COMMITS, "facts_per_commit": FACTS_PER_COMMIT, "idle_s": IDLE_S, "seed": SEED,
     }  # fmt: skip
     found = machine()
@@ -59,6 +64,13 @@ def measure() -> Measured:
     rows = dispatch_rows()
     summary["dispatch_ms_p99_max"] = {
         str(size): max(row["p99_ms"] for row in rows if row["instances"] == size) for size in DISPATCH_SIZES
+    }
+    say("looking up prefixes ...")
+    summary |= {
+        f"prefix_lookup_ms_p99_{tokens}_tokens": {
+            str(size): rank(lookup_ms(size, tokens), 0.99) for size in DISPATCH_SIZES
+        }
+        for tokens in LOOKUP_TOKENS
     }
     with tempfile.TemporaryDirectory() as folder:
         say("committing ...")
@@ -113,6 +125,15 @@ def dispatch_rows() -> list[dict[str, Any]]:
             row = {"policy": policy, "instances": size}
             rows.append(row | {"p50_ms": rank(times, 0.5), "p99_ms": rank(times, 0.99), "max_ms": max(times)})
     return rows
+
+
+def lookup_ms(instances: int, tokens: int) -> list[float]:
+    """What `prefix_affinity` asks before it chooses: who holds how much of a prompt. The worst case: all hold all."""
+    state, prompt, index = cluster_state(instances, REQUESTS_EACH, SEED), tuple(range(tokens)), PrefixIndex()
+    for view in state.instances.values():
+        keys = prefix_keys(prompt, view.fingerprint.block_tokens, BLOCKS_MAX)
+        index.learn(view.owner, CacheChange(upto=1, is_whole=True, stored=b"".join(keys)))
+    return [best_ms(partial(index.cached, state, prompt)) for _ in range(LOOKUPS)]
 
 
 async def commit_ms(directory: Path) -> list[float]:

@@ -28,8 +28,6 @@ class Admission:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._shares: dict[str, FairShares] = {}
-        self._charged: dict[str, int] = {}
-        """What a dispatched request was charged, until it ends."""
         self._reported: tuple[int, int, int, str] = NOBODY
         self._reported_at = float("-inf")
         self._heard_at = float("-inf")
@@ -58,22 +56,24 @@ class Admission:
 
     def put(self, live: Live) -> None:
         """Let it wait. Raises `Refused` if its tenant has too many waiting."""
-        s, spec = self._gateway.settings, live.spec
+        spec = live.spec
         self.check(spec.model, spec.tenant)
         if spec.model not in self._shares:
-            self._shares[spec.model] = FairShares(quantum=s.tenant_quantum, waiting_max=s.tenant_waiting_max)
-        cost = len(spec.prompt) + spec.sampling.max_tokens
-        self._shares[spec.model].add(spec.tenant, live.request, priority=spec.priority, cost=cost)
+            self._shares[spec.model] = FairShares(waiting_max=self._gateway.settings.tenant_waiting_max)
+        self._shares[spec.model].add(
+            spec.tenant,
+            live.request,
+            priority=spec.priority,
+            prompt_tokens=len(spec.prompt),
+            output_tokens_max=spec.sampling.max_tokens,
+        )
         self.room()
 
     def ended(self, live: Live) -> None:
-        """A request is over, waiting or not: it waits no more, and its tenant gets back what it did not use."""
+        """A request is over, waiting or not: it waits no more, and what it used counts for its tenant."""
         shares = self._shares.get(live.spec.model)
-        charged = self._charged.pop(live.request, None)
         if shares is not None:
-            shares.remove(live.request)
-            if charged is not None:
-                shares.refund(live.spec.tenant, charged - len(live.spec.prompt) - len(live.ids))
+            shares.ended(live.request, output_tokens=len(live.ids))
             self.room()
 
     def keep(self, live: Live) -> None:
@@ -104,7 +104,7 @@ class Admission:
                 choice = self._gateway.dispatcher.choose_open(live)
                 if choice is None:
                     break
-                self._charged[request] = shares.take(request)
+                shares.take(request)
                 self._gateway.dispatcher.dispatch(live, choice, "new")
         self.report()
 

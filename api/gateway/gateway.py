@@ -359,8 +359,11 @@ class Gateway:
                 self.admission.reported()
             case InstanceRegistered() as event:
                 self.peers.learn(event.owner, event.address)
-            case InstanceLost() | InstanceStopped() as event:
+            case InstanceLost() as event:
                 self.lose(event.owner)
+            case InstanceStopped() as event:
+                self.lose(event.owner)
+                self.peers.gone(event.owner)
             case GenerationOpened():
                 for live in self.live.values():
                     self.dispatcher.announce_again(live)

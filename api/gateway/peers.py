@@ -62,6 +62,15 @@ class Peers:
             self._gateway.wire.forget(peer.node)
             self._gateway.lose(Owner(owner.instance, peer.node.incarnation))
 
+    def gone(self, owner: Owner) -> None:
+        """An incarnation is gone for good: nothing is kept of it and nothing sent to it (P27)."""
+        node = self.node_of(owner)
+        if node is not None:
+            del self._peers[owner.instance]
+            self._pending.pop(owner.instance, None)
+            self.prefixes.forget(owner.instance)
+            self._gateway.wire.forget(node)
+
     def heard(self, sender: Node) -> None:
         """Any message shows that its sender lives."""
         instance = sender.name.removeprefix("llumlet/")
@@ -99,6 +108,7 @@ class Peers:
             for name, peer in list(self._peers.items()):
                 gateway.wire.send(peer.node, self._ping(Owner(name, peer.node.incarnation)))
                 self._judge(Owner(name, peer.node.incarnation), peer)
+            self._forget_gone()
             await asyncio.sleep(s.ping_ms / 1e3)
 
     def _ping(self, owner: Owner) -> Ping:
@@ -130,6 +140,17 @@ class Peers:
         if silence >= s.alone_ms / 1e3 and not peer.is_given_up:
             peer.is_given_up = True
             gateway.lose(owner)
+
+    def _forget_gone(self) -> None:
+        """Who was given up and does not live by the log either; a false suspicion is heard, and learnt again (P25)."""
+        for name, peer in list(self._peers.items()):
+            if peer.is_given_up and not self._is_listed(name, peer):
+                self.gone(Owner(name, peer.node.incarnation))
+
+    def _is_listed(self, name: str, peer: Peer) -> bool:
+        view = self._gateway.follower.state.instances.get(name)
+        is_same = view is not None and view.owner.incarnation == peer.node.incarnation
+        return view is not None and is_same and view.health in ("up", "suspect")
 
     # --- dispatches in flight ----------------------------------------------------------------
 

@@ -12,8 +12,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Requests in flight; more are refused as overloaded."""
     tenant_waiting_max: int = 4_096
     """Requests of one tenant that wait here while every instance is saturated; more are refused."""
-    tenant_quantum: int = 512
-    """Tokens that a tenant may spend in one turn."""
     queue_depth: int = 4
     """Requests that an engine may have waiting; with more, new ones wait here. 0: all are sent on at once."""
     request_ms: float = 3_600_000

@@ -84,6 +84,8 @@ def _new(fact: Fact, event: RequestDispatched) -> RequestView:
         dispatched_at_ms=fact.at_ms,
         arrived_at_ms=fact.at_ms - round(event.waited_ms),
         tokens=event.prompt_tokens + event.delivered_tokens,
+        waited_ms=event.waited_ms,
+        is_dispatched_again=event.cause != "new",
     )
 
 
@@ -98,6 +100,7 @@ def _again(known: RequestView, event: RequestDispatched) -> RequestView:
         is_waiting=True,
         is_movable=True,
         migration=None,
+        is_dispatched_again=True,
     )
 
 

@@ -1,7 +1,8 @@
 """What the log teaches about how fast each instance is: every report and every finished request move a fit a little.
 
 Decode steps: least squares of step time over requests running, both exponentially weighted (a report counts half after
-`HALF_LIFE` more). Prefill: the leaky minimum of time to first token per prompt token, because queueing only ever adds.
+`HALF_LIFE` more). Prefill: the lower quartile of time to first token per prompt token, of the last `PREFILL_SEEN_MAX`
+requests: queueing adds to it, a cached prompt takes away, and neither may decide alone.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ HALF_LIFE: Final = 64
 KEEP: Final = 0.5 ** (1 / HALF_LIFE)
 """Weight of what was known, at each new report."""
 
-LEAK: Final = 1.02
-"""How much the minimum of the prefill time grows with each finished request, so that it follows a slower engine."""
+PREFILL_SEEN_MAX: Final = 16
+"""Requests whose prefill times are kept: so soon it follows a slower engine."""
 
 OUTPUT_WEIGHT: Final = 1 / 32
 """Weight of a finished request in the mean length of outputs."""
@@ -37,20 +38,22 @@ def learn_step(state: State, event: LoadReported) -> None:
         s.running_step * KEEP + running * step_ms,
         s.prefill_ms_per_token,
         s.output_tokens,
+        s.prefill_seen,
     )
 
 
 def learn_request(state: State, event: RequestFinished, view: RequestView) -> None:
-    """A request that ended where it began shows what prefill costs there; every one shows how long outputs are."""
+    """A request that was nowhere else shows what prefill costs there; every one shows how long outputs are."""
     name = event.owner.instance
     s = state.speeds.get(name) or Speed()
-    prefill = s.prefill_ms_per_token
-    if view.moves == 0 and view.prompt_tokens > 0 and event.ttft_ms > 0:
-        seen = event.ttft_ms / view.prompt_tokens
-        prefill = min(prefill * LEAK, seen) if prefill else seen
+    ttft_ms = event.ttft_ms - view.waited_ms
+    seen, is_at_home = s.prefill_seen, view.moves == 0 and not view.is_dispatched_again
+    if is_at_home and view.prompt_tokens > 0 and ttft_ms > 0:
+        seen = (*seen, ttft_ms / view.prompt_tokens)[-PREFILL_SEEN_MAX:]
+    prefill = sorted(seen)[(len(seen) - 1) // 4] if seen else 0.0
     output = s.output_tokens + OUTPUT_WEIGHT * (event.output_tokens - s.output_tokens) if s.output_tokens else (
         float(event.output_tokens)
     )  # fmt: skip
     state.speeds[name] = Speed(
-        s.weight, s.running, s.step_ms, s.running_squared, s.running_step, prefill, output
+        s.weight, s.running, s.step_ms, s.running_squared, s.running_step, prefill, output, seen
     )  # fmt: skip

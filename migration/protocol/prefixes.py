@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 KEY_BYTES: Final = 8
@@ -29,9 +29,16 @@ def short(name: bytes) -> bytes:
 
 def prefix_keys(tokens: Sequence[int], block_tokens: int, count_max: int) -> list[bytes]:
     """Wire names of the leading full blocks. The last token is always computed, so its block never helps."""
-    keys: list[bytes] = []
-    name = b""
-    for block in range(min((len(tokens) - 1) // block_tokens, count_max)):
-        name = chain(name, tokens[block * block_tokens : (block + 1) * block_tokens])
-        keys.append(short(name))
-    return keys
+    return list(each_prefix_key(tokens, block_tokens, count_max))
+
+
+def each_prefix_key(tokens: Sequence[int], block_tokens: int, count_max: int) -> Iterator[bytes]:
+    """The same one by one, for who may stop early."""
+    count = min((len(tokens) - 1) // block_tokens, count_max)
+    if count <= 0:
+        return
+    said = array("I", tokens[: count * block_tokens])
+    text, width, name = said.tobytes(), block_tokens * said.itemsize, b""
+    for at in range(0, count * width, width):
+        name = hashlib.blake2b(name + text[at : at + width], digest_size=CHAIN_BYTES).digest()
+        yield name[:KEY_BYTES]

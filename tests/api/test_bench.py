@@ -57,6 +57,7 @@ def test_made_up_clusters_are_busy_and_uneven() -> None:
 def test_figures_of_pure_parts_are_taken() -> None:
     assert len(control.decide_ms(4)) == len(control.dispatch_ms(4)) == control.DECISIONS
     assert min(control.folded_per_s()) > 0
+    assert len(control.lookup_ms(4, 64)) == control.LOOKUPS
 
 
 async def test_commits_are_measured_on_a_real_valkey(tmp_path: Path) -> None:

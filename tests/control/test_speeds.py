@@ -6,8 +6,9 @@ import pytest
 
 from midstream.control.codec import decode_state, encode_state
 from midstream.control.events import PolicyConfigured, RequestFinished
+from midstream.control.fold.speeds import PREFILL_SEEN_MAX
 from midstream.control.policies import DispatchWanted, InFlight, choose
-from midstream.control.policies.dispatch_slo import predicted_ms, step_ms
+from midstream.control.policies.dispatch_slo import UNKNOWN_GROWTH, predicted_ms, step_ms
 from midstream.control.state import PolicyChoice, PolicySettings
 from tests.control.fixtures import GATEWAY, Story, owner
 
@@ -50,12 +51,13 @@ def test_it_follows_an_engine_that_became_slower() -> None:
     assert step_ms(story.state.speeds["a"], 10) == pytest.approx(40.0, rel=0.05)
 
 
-def test_reports_at_one_load_teach_no_slope() -> None:
+def test_reports_at_one_load_leave_the_growth_that_was_assumed() -> None:
     story = Story()
     story.instance("a")
     for _ in range(10):
         story.load(owner("a"), running=8, blocks_free=900, step_ms=25.0)
-    assert step_ms(story.state.speeds["a"], 8) == pytest.approx(step_ms(story.state.speeds["a"], 32)) == 25.0
+    assert step_ms(story.state.speeds["a"], 8) == pytest.approx(25.0)
+    assert step_ms(story.state.speeds["a"], 32) == pytest.approx(25.0 * (1 + 24 * UNKNOWN_GROWTH))
 
 
 def test_prefill_is_what_remains_when_nothing_queues() -> None:
@@ -67,10 +69,51 @@ def test_prefill_is_what_remains_when_nothing_queues() -> None:
     assert story.state.speeds["a"].output_tokens == pytest.approx(100)
 
 
+def test_one_cached_prompt_does_not_make_an_engine_look_fast() -> None:
+    story = Story()
+    story.instance("a")
+    for index in range(20):
+        finished(story, f"r{index}", "a", prompt=4_000, ttft_ms=400.0)
+    for index in range(3):
+        finished(story, f"cached{index}", "a", prompt=4_000, ttft_ms=20.0)
+        assert story.state.speeds["a"].prefill_ms_per_token == pytest.approx(0.1)
+
+
+def test_prefill_follows_an_engine_that_became_slower_or_faster() -> None:
+    story = Story()
+    story.instance("a")
+    for number, ttft_ms in enumerate((100.0, 500.0, 50.0)):
+        for index in range(PREFILL_SEEN_MAX):
+            finished(story, f"r{number}-{index}", "a", prompt=1_000, ttft_ms=ttft_ms)
+        assert story.state.speeds["a"].prefill_ms_per_token == pytest.approx(ttft_ms / 1_000)
+
+
+def test_time_at_the_gateway_is_no_prefill() -> None:
+    story = Story()
+    story.instance("a")
+    story.dispatch("r", owner("a"), prompt=1_000, waited_ms=900.0)
+    finished(story, "r", "a", prompt=1_000, ttft_ms=1_000.0)
+    assert story.state.speeds["a"].prefill_ms_per_token == pytest.approx(0.1)
+
+
+def test_a_first_token_that_another_instance_made_teaches_nothing() -> None:
+    story = Story()
+    for name in "ab":
+        story.instance(name)
+    story.dispatch("lost", owner("a"), prompt=1_000, epoch=2)
+    story.dispatch("lost", owner("b"), prompt=1_000, epoch=4, cause="lost")
+    finished(story, "lost", "b", prompt=1_000, ttft_ms=5.0)
+    story.dispatch("unknown", owner("b"), prompt=1_000, epoch=4, cause="again", delivered_tokens=7)
+    finished(story, "unknown", "b", prompt=1_000, ttft_ms=5.0)
+    assert story.state.speeds["b"].prefill_ms_per_token == 0
+    assert story.state.speeds["b"].output_tokens == pytest.approx(100)
+
+
 def test_a_restart_begins_afresh_and_the_state_carries_what_is_known() -> None:
     story = Story()
     story.instance("a")
     reports(story, "a", (12.0, 0.5), count=20)
+    finished(story, "r", "a", prompt=1_000, ttft_ms=120.0)
     assert decode_state(encode_state(story.state)).speeds == story.state.speeds
     story.instance("a", incarnation=2)
     assert story.state.speeds == {}
@@ -84,8 +127,8 @@ def test_missing_blocks_cost_the_time_until_they_come_free() -> None:
     finished(story, "r", "a", prompt=1_000, ttft_ms=100.0, output=200)
     view, speed = story.state.instances["a"], story.state.speeds["a"]
     ttft, itl = predicted_ms(view, speed, InFlight(0, 0), 1_599)
-    assert itl == pytest.approx(20.0)
-    assert ttft == pytest.approx(1_599 * 0.1 + 20 + 100 / 1000 * 200 * 20.0)
+    assert itl == pytest.approx(20.0 * (1 + UNKNOWN_GROWTH))
+    assert ttft == pytest.approx(1_599 * 0.1 + itl + 100 / 1000 * 200 * itl)
 
 
 def choice(story: Story, prompt: int) -> str:

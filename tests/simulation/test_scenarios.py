@@ -9,9 +9,10 @@ import pytest
 from midstream.api.bench.report import rank
 from midstream.api.simulation.run import quiet
 from midstream.api.simulation.scenarios import priorities, roles, scaling, tenants
-from midstream.api.simulation.scenarios.play import Played, first_ms, killed
+from midstream.api.simulation.scenarios.play import Played, first_ms, killed, play
 from midstream.control.events import ClusterSampled, ScaleDecided
 from midstream.control.replay import verify
+from midstream.control.state import PolicySettings
 
 quiet()
 
@@ -48,6 +49,13 @@ def test_one_tenant_that_floods_does_not_starve_the_others() -> None:
     assert found["killed"] == 0
     assert (found["jain_shares"] or 0) > 1.5 * (found["jain_fifo"] or 1)
     assert (found["others_first_p99_ms_shares"] or 0) < (found["others_first_p99_ms_fifo"] or 0)
+
+
+def test_tenants_get_equal_shares_when_one_of_ten_floods() -> None:
+    """The aim of the benchmark, on one instance: a flood fills it before anybody waits, the rest is shared alike."""
+    run = play(tenants.clients(0, rate_s=1.25, seconds=30), instances=1, policies=PolicySettings(), seed=0)
+    assert tenants.jain(tenants.service(run.seen, 30)) >= 0.95
+    assert killed(run.seen) == 0
 
 
 def test_P16_P23_a_cluster_grows_and_shrinks_with_its_day_and_loses_nobody() -> None:

@@ -11,7 +11,7 @@ import msgspec
 from midstream.api.gateway.gateway import Gateway
 from midstream.api.gateway.settings import GatewaySettings
 from midstream.control.adapters.memory_log import MemoryLog, MemoryLogStore
-from midstream.control.events import InstanceRegistered
+from midstream.control.events import InstanceRegistered, InstanceStopped
 from midstream.control.follower import Follower
 from midstream.control.ids import Node, Owner
 from midstream.control.publisher import Publisher
@@ -146,5 +146,68 @@ def test_P04_a_choice_made_from_a_fold_that_lags_behind_does_not_strand_the_requ
         await asyncio.sleep(PATIENCE_S)
         assert live.ledger.owner == a.owner
         assert a.dispatches
+
+    play(scene)
+
+
+def pings_to(at: Scene, name: str) -> list[Node]:
+    """Pings to that instance from now on."""
+    seen: list[Node] = []
+    send = at.gateway.wire.send
+
+    def counted(to: Node, message: AnyMessage) -> None:
+        if isinstance(message, Ping) and to.name == f"llumlet/{name}":
+            seen.append(to)
+        send(to, message)
+
+    at.gateway.wire.send = counted  # type: ignore[method-assign]
+    return seen
+
+
+def test_P27_an_instance_that_stopped_is_not_asked_for_a_sign_of_life_any_more() -> None:
+    async def scene(at: Scene) -> None:
+        await at.instance("a")
+        await at.instance("b")
+        await asyncio.sleep(1.5)
+        at.follower.state.instances["b"] = msgspec.structs.replace(at.follower.state.instances["b"], health="stopped")
+        at.gateway.on_entry(Story().say("llumlet/b", InstanceStopped(owner=Owner("b", 1))))
+        pings = pings_to(at, "b")
+        assert at.gateway.peers.node_of(Owner("b", 1)) is None
+        await asyncio.sleep(30)
+        assert (pings, at.gateway.peers.silent()) == ([], frozenset())
+        assert at.gateway.peers.node_of(Owner("a", 1)) is not None
+
+    play(scene)
+
+
+def test_P25_P27_one_that_was_lost_is_forgotten_after_a_long_silence_and_known_again_when_it_speaks() -> None:
+    async def scene(at: Scene) -> None:
+        await at.instance("a")
+        b = await at.instance("b")
+        await asyncio.sleep(1.5)
+        await b.wire.stop()
+        at.follower.state.instances["b"] = msgspec.structs.replace(at.follower.state.instances["b"], health="lost")
+        await asyncio.sleep(5)
+        assert at.gateway.peers.silent() == {"b"}
+        await asyncio.sleep(20)
+        pings = pings_to(at, "b")
+        await asyncio.sleep(20)
+        assert (pings, at.gateway.peers.silent()) == ([], frozenset())
+        back = await at.instance("b")
+        at.gateway.receive(back.node, Pong(request="", owner=back.owner))
+        assert at.gateway.peers.is_current(back.owner)
+        await asyncio.sleep(20)
+        assert pings, "as long as it answers"
+
+    play(scene)
+
+
+def test_P20_one_that_the_log_says_is_up_is_asked_for_ever() -> None:
+    async def scene(at: Scene) -> None:
+        await at.instance("a")
+        await asyncio.sleep(60)
+        pings = pings_to(at, "b")
+        await asyncio.sleep(20)
+        assert len(pings) > 10
 
     play(scene)

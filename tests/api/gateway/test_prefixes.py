@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from midstream.api.gateway.prefixes import PrefixIndex
 from midstream.control.ids import Node, Owner
@@ -64,6 +67,49 @@ def test_a_whole_replaces_and_nothing_is_left_behind() -> None:
     index.forget("a")
     index.forget("b")
     assert (index._holders, index._keys, index._seen, index._count) == ({}, {}, {}, 0)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["tell", "remove", "whole", "forget"]),
+                          st.sets(st.integers(0, 5))), max_size=30))  # fmt: skip
+def test_what_is_found_is_the_leading_run_of_what_each_was_last_known_to_hold(
+    told_in_turn: list[tuple[str, str, set[int]]],
+) -> None:
+    story, index = cluster("a", "b", "c", "d"), PrefixIndex()
+    held: dict[str, set[int]] = {name: set() for name in "abcd"}
+    for name, kind, blocks in told_in_turn:
+        keys = [KEYS[block] for block in sorted(blocks)]
+        if kind == "forget":
+            index.forget(name)
+            held[name] = set()
+        elif kind == "remove":
+            index.learn(owner(name), told(removed=b"".join(keys)))
+            held[name] -= blocks
+        else:
+            index.learn(owner(name), told(*keys, is_whole=kind == "whole"))
+            held[name] = blocks if kind == "whole" else held[name] | blocks
+    runs = {name: next(run for run in range(7) if run not in blocks) for name, blocks in held.items()}
+    assert index.cached(story.state, PROMPT) == {name: 16 * run for name, run in runs.items() if run}
+
+
+def lookup_s(instances: int, prompt: tuple[int, ...]) -> float:
+    """The best of a few looks when all hold all of the prompt."""
+    story, index = cluster(*(f"i{number}" for number in range(instances))), PrefixIndex()
+    keys = prefix_keys(prompt, 16, 1_024)
+    for number in range(instances):
+        index.learn(owner(f"i{number}"), told(*keys))
+    times = []
+    for _ in range(7):
+        began = time.perf_counter()
+        found = index.cached(story.state, prompt)
+        times.append(time.perf_counter() - began)
+    assert len(found) == instances
+    return min(times)
+
+
+def test_P15_a_look_costs_the_prompt_and_the_instances_but_not_their_product() -> None:
+    prompt = tuple(range(8_192))
+    assert lookup_s(300, prompt) < 8 * lookup_s(3, prompt)
 
 
 def test_an_engines_log_is_followed_through_eviction() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,3 +50,28 @@ def test_a_request_prefers_instances_that_can_ever_hold_it() -> None:
     assert set(dispatch_many(story, 5)) == {"big"}
     choice = choose(story.state, wanted(prompt_tokens=100_000), {}, 0)
     assert choice is not None
+
+
+def slo_cluster(*steps_ms: float) -> Story:
+    """Instances at equal batches, that report steps of these lengths; 0: it reports none."""
+    story = even(len(steps_ms), "slo")
+    for _ in range(30):
+        for index, step_ms in enumerate(steps_ms):
+            if step_ms:
+                story.load(owner(f"i{index}"), running=4, blocks_free=900, step_ms=step_ms)
+    return story
+
+
+@pytest.mark.parametrize("prompt_tokens", [10, 160, 1_000])
+@pytest.mark.parametrize("steps_ms", [(20.0, 20.4, 20.2, 20.1), (30.0, 31.0, 30.5, 32.0), (60.0, 60.0, 60.0, 0.0)])
+def test_P22_slo_spreads_over_instances_that_are_nearly_alike_and_over_one_it_knows_nothing_of(
+    steps_ms: tuple[float, ...], prompt_tokens: int
+) -> None:
+    hits = dispatch_many(slo_cluster(*steps_ms), 100, prompt_tokens=prompt_tokens)
+    assert len(hits) == 4
+    assert max(hits.values()) <= 1.15 * 100 / 4
+
+
+def test_slo_prefers_one_that_is_faster_by_more_than_a_few_requests() -> None:
+    hits = dispatch_many(slo_cluster(20.0, 40.0), 40, prompt_tokens=10)
+    assert hits["i0"] >= 35
