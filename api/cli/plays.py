@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,15 +102,19 @@ def _trace() -> typer.Typer:
     def read_form(
         form: Annotated[str, typer.Argument(help="azure, burstgpt, mooncake or bailian.")],
         file: Annotated[Path, typer.Argument(help="The file as it is published.", exists=True, dir_okay=False)],
+        start: Annotated[float, typer.Option(help="Begin so many seconds into it.", min=0)] = 0.0,
+        seconds: Annotated[float | None, typer.Option(help="Only so many seconds of it.", min=0)] = None,
     ) -> None:
-        """Turn a published trace into a trace of ours, on stdout.
+        """Turn a published trace, or a part of a long one, into a trace of ours, on stdout.
 
-        Example: midstream trace import mooncake toolagent_trace.jsonl > toolagent.csv
+        Example: midstream trace import azure AzureLLMInferenceTrace_conv_1week.csv --seconds 3600 > hour.csv
         """
         from midstream.api.traces import write_trace
         from midstream.api.traces.importers import import_trace
 
-        write(write_trace(import_trace(form, _lines(file), file.name)).rstrip())
+        part_s = float("inf") if seconds is None else seconds
+        rows = import_trace(form, _lines(file), file.name, start_s=start, seconds=part_s)
+        write(write_trace(rows).rstrip())
 
     @group.command()
     def generate(
@@ -130,9 +134,11 @@ def _trace() -> typer.Typer:
     return group
 
 
-def _lines(file: Path) -> list[str]:
+def _lines(file: Path) -> Iterator[str]:
+    """One by one: published traces have tens of millions."""
     try:
-        return file.read_text(encoding="utf-8-sig").splitlines()
+        with file.open(encoding="utf-8-sig") as lines:
+            yield from lines
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{file} cannot be read: {error}") from None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
+from pathlib import Path
 from statistics import fmean, pstdev
 
 import pytest
@@ -52,6 +54,51 @@ def test_the_forms_of_others_are_read() -> None:
     )
     later, first = (row.content for row in reversed(import_trace("bailian", BAILIAN.splitlines(), "t")))
     assert (first, later) == ((31, 63, 98), (31, 63, 64))
+
+
+AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:01+00:00,2399,6
+2024-05-10 02:00:02.009930+02:00,76,15
+"""
+
+
+def test_azures_trace_of_2024_is_read_also_in_parts() -> None:
+    rows = import_trace("azure", AZURE_2024.splitlines(), "t")
+    assert [row.arrival_s for row in rows] == pytest.approx([0.0, 0.99007, 2.0], abs=1e-6)
+    part_of = import_trace("azure", AZURE_2024.splitlines(), "t", start_s=0.5, seconds=1.0)
+    assert part_of == (TraceRow(0.0, 2_399, 6),)
+
+
+def test_a_trace_that_is_too_long_says_how_to_take_a_part() -> None:
+    head = "TIMESTAMP,ContextTokens,GeneratedTokens"
+    with pytest.raises(BadInput, match=r"more than 9 rows; .*--start and --seconds"):
+        import_trace("azure", chain([head], repeat("2024-05-10 00:00:00+00:00,1,1")), "t", rows_max=9)
+
+
+def test_a_mooncake_row_with_a_block_too_many_can_be_read_back() -> None:
+    line = '{"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [0, 1, 2]}'
+    rows = import_trace("mooncake", [line, line], "t")
+    assert [row.content for row in rows] == [(0, 1), (0, 1)]
+    assert shape(parse_trace(write_trace(rows).splitlines(), "again")) == shape(rows)
+
+
+def test_an_imported_trace_is_spread_as_the_shipped_one_is(tmp_path: Path) -> None:
+    name, file = "mooncake_conversation_2025", tmp_path / "conversation.csv"
+    file.write_text(write_trace(load_trace(name)))
+    shipped, imported = workload(name, seed=1), workload(str(file), seed=1)
+    assert [row.arrival_s for row in imported] == pytest.approx([row.arrival_s for row in shipped])
+    assert workload("azure_conv_2023", seed=1) == load_trace("azure_conv_2023")
+
+
+def test_the_turns_of_a_bailian_chat_are_one_client() -> None:
+    turns = [(159, -1), (200, 159), (7, -1), (300, 200), (301, 9)]
+    lines = [
+        json.dumps({"chat_id": chat, "parent_chat_id": parent, "timestamp": at, "input_length": 5, "output_length": 5,
+                    "hash_ids": [], "turn": 1})
+        for at, (chat, parent) in enumerate(turns)
+    ]  # fmt: skip
+    assert [row.client for row in import_trace("bailian", lines, "t")] == ["159", "159", "7", "159", "9"]
 
 
 @pytest.mark.parametrize("form", FORMS)
