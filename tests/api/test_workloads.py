@@ -153,6 +153,12 @@ def test_sharing_that_cannot_be_is_refused() -> None:
         parse_trace([header, "0,100,1,-1,0", "1,1000,1,0,2"], "t")
 
 
+def test_the_client_of_a_row_is_a_tenant_with_a_session() -> None:
+    spec = spec_of(3, TraceRow(0.0, 10, 5, client="ann", priority=-1))
+    assert (spec.tenant, spec.session, spec.priority) == ("ann", "ann", -1)
+    assert len({spec_of(i, row).tenant for i, row in enumerate(workload("tenants", seed=0, requests=300))}) > 8
+
+
 def test_prompts_share_exactly_what_their_rows_share() -> None:
     one, other = (spec_of(i, TraceRow(0.0, 1_300, 5, content=c)).prompt for i, c in enumerate(((1, 2, 3), (1, 2, 4))))
     assert len(one) == len(other) == 1_300
