@@ -156,6 +156,8 @@ def schedule(
     from midstream.api.bench.report import show
     from midstream.api.bench.schedule import ARMS, TRACES, Plan, measure
     from midstream.api.bench.schedule_figures import Slo
+    from midstream.api.cli.output import say
+    from midstream.api.traces.workload import overlap
 
     plan = Plan(
         traces=tuple(traces or TRACES), arms=tuple(policies or ARMS), seeds=seeds, instances=instances,
@@ -163,6 +165,9 @@ def schedule(
         step_times=step_times, blocks=blocks, block_tokens=block_tokens, token_bytes=token_bytes, gbit_per_s=gbit,
         queue_depth=queue_depth, jobs=jobs,
     )  # fmt: skip
+    for trace in plan.traces:
+        if share := overlap(trace, seeds, requests):
+            say(f"{trace}: seeds play parts of it that overlap, by up to {share:.0%}")
     raise typer.Exit(show("schedule", measure(plan, plot, kept), as_json=as_json))
 
 

@@ -15,7 +15,7 @@ from midstream.api.traces import TraceRow, load_trace, write_trace
 from midstream.api.traces.generate import GENERATED, LONG, MEDIUM, SHORT, Bounded, Lengths, Recipe, generate, make
 from midstream.api.traces.importers import FORMS, import_trace
 from midstream.api.traces.load import CONTENT_TOKENS, parse_trace
-from midstream.api.traces.workload import has_content, part, spread, workload
+from midstream.api.traces.workload import has_content, overlap, part, spread, workload
 from midstream.control.errors import BadInput, UnknownThing
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -151,6 +151,22 @@ def test_sharing_that_cannot_be_is_refused() -> None:
     header = "arrival_s,prompt_tokens,output_tokens,prefix_parent_row,shared_prefix_blocks"
     with pytest.raises(BadInput, match="line 3: 2 blocks shared with row 0"):
         parse_trace([header, "0,100,1,-1,0", "1,1000,1,0,2"], "t")
+
+
+def test_seeds_take_parts_that_differ_and_what_they_share_is_told() -> None:
+    rows = load_trace("mooncake_conversation_2025")
+    assert len({_start(rows, seed, 12_000) for seed in range(4)}) == 4
+    assert overlap("mooncake_conversation_2025", 4, 12_000) > 0.99
+    assert overlap("mooncake_conversation_2025", 4, 3_000) == 0.0
+    assert overlap("mooncake_conversation_2025", 2, 20_000) == 1.0
+    assert overlap("azure_code_2023", 3, 3_000) < 0.6
+    assert overlap("heavy_tail", 4, 12_000) == overlap("azure_conv_2023", 1, 50_000) == 0.0
+
+
+def _start(rows: tuple[TraceRow, ...], seed: int, requests: int) -> int:
+    """Where a part begins, told by what its first rows hold."""
+    head = [row.content for row in part(rows, seed, requests)[:50]]
+    return next(i for i in range(len(rows)) if [row.content for row in rows[i : i + 50]] == head)
 
 
 def test_the_client_of_a_row_is_a_tenant_with_a_session() -> None:
