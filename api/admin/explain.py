@@ -41,6 +41,9 @@ DISPATCHES_MAX: Final = 16
 MOVES_MAX: Final = 200
 """Steps of its moves that are named, the last ones."""
 
+NOT_SENT: Final = "in the log; one that still waits at its gateway has no fact yet"
+"""What it may be that nobody knows."""
+
 ENDS: Final = {RequestFinished: "finished", RequestCancelled: "cancelled", RequestFailed: "failed"}
 OUTCOMES: Final[dict[type[Event], str]] = {
     MoveDecided: "decided",
@@ -86,7 +89,7 @@ async def request_explanation(deps: AdminDeps, request: str) -> RequestExplanati
     story = await deps.archive.story(request)
     view = deps.follower.state.requests.get(request)
     if view is None and not story:
-        raise Problem(404, "unknown_request", f"there is no request {request[:64]!r}")
+        raise Problem(404, "unknown_request", f"there is no request {request[:64]!r} {NOT_SENT}")
     dispatched = [entry for entry in story if _is_choice(entry)][-DISPATCHES_MAX:]
     ended = next((ENDS[type(e.fact.event)] for e in reversed(story) if type(e.fact.event) in ENDS), "unknown")
     stay = None if view is None else StayExplanationBody.model_validate(explain_stay(deps.follower.state, view))

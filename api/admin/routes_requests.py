@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Query, Response
 
 from midstream.api.admin.deps import Deps, Mover, Reader
 from midstream.api.admin.events import EventStream, Filters, check_kind, event_body, page_bytes, position_of, read
-from midstream.api.admin.explain import ENDS, move_explanation, request_explanation
+from midstream.api.admin.explain import ENDS, NOT_SENT, move_explanation, request_explanation
 from midstream.api.admin.explain_models import MoveExplanationBody, RequestExplanationBody
 from midstream.api.admin.judge import judge_move
 from midstream.api.admin.models import (
@@ -190,5 +190,5 @@ def _ended(request: str, entries: list[Entry]) -> tuple[RequestView, str]:
     status = next((ENDS[type(e.fact.event)] for e in reversed(entries) if type(e.fact.event) in ENDS), "live")
     view = fold(e for e in entries if type(e.fact.event) not in ENDS).requests.get(request)
     if view is None:
-        raise Problem(404, "unknown_request", f"there is no request {request[:64]!r}")
+        raise Problem(404, "unknown_request", f"there is no request {request[:64]!r} {NOT_SENT}")
     return view, status

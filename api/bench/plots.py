@@ -12,17 +12,22 @@ from midstream.control.errors import BadInput
 DPI = 130
 
 
+def backend() -> None:
+    """Get ready to draw without a screen. Raises `BadInput` without matplotlib."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise BadInput("plots need matplotlib: pip install 'midstream[plots]'") from error
+    matplotlib.use("Agg")
+
+
 @contextmanager
 def plot(folder: Path, name: str, *, width: float = 8.0, height: float = 5.0, **grid: Any) -> Iterator[tuple[Any, Any]]:
     """A figure and its axes (`grid`: as of `matplotlib.pyplot.subplots`), written to `folder/name.png` at the end.
 
     Raises `BadInput` without matplotlib.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise BadInput("plots need matplotlib: pip install 'midstream[plots]'") from error
-    matplotlib.use("Agg")
+    backend()
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(width, height), layout="constrained", **grid)

@@ -17,11 +17,12 @@ from typing import Any, Final
 from midstream.api.bench.lag import LagMeter
 from midstream.api.bench.plots import plot
 from midstream.api.bench.report import Measured, machine, rank
+from midstream.api.bench.signals import ended_by_signal
 from midstream.api.bench.transfer_decode import WINDOWS, decode_slowdown
 from midstream.api.bench.transfer_memory import LAYOUTS, MIB, Layout, Paged
 from midstream.api.bench.transfer_raw import TcpSource
 from midstream.api.cli.output import say
-from midstream.control.errors import BadInput
+from midstream.control.errors import BadInput, MidstreamError
 from midstream.migration.transfers.base import Transfer, Where
 from midstream.migration.transfers.registry import TRANSFERS, make_transfers
 
@@ -48,14 +49,19 @@ def measure(
     lag_bytes: int = LAG_BYTES,
     windows: int = WINDOWS,
 ) -> Measured:
-    """Everything; some minutes. Raises `BadInput`, `UnknownThing`."""
+    """Everything; some minutes. Raises `BadInput`, `UnknownThing`, `MidstreamError` if it is ended before."""
     if unknown := [name for name in layouts if name not in LAYOUTS]:
         raise BadInput(f"no layout {unknown[0]!r}; known: {', '.join(LAYOUTS)}")
     if unmeasured := [name for name in backends if name in TRANSFERS and name not in RAW]:
         raise BadInput(f"no raw medium to compare {unmeasured[0]!r} with; there is one for: {', '.join(RAW)}")
     if not (backends and layouts and sizes_mb and min(sizes_mb) >= 1):
         raise BadInput("backends, layouts and sizes of 1 MB and more are needed, at least one of each")
-    return asyncio.run(_measure(tuple(backends), tuple(sizes_mb), tuple(layouts), repeats, lag_bytes, windows))
+    return asyncio.run(_watched(tuple(backends), tuple(sizes_mb), tuple(layouts), repeats, lag_bytes, windows))
+
+
+async def _watched(*plan: Any) -> Measured:
+    with ended_by_signal():
+        return await _measure(*plan)
 
 
 async def _measure(
@@ -104,25 +110,32 @@ class Pair:
         """Closes raw media."""
 
     async def ask(self, do: str, **order: Any) -> Any:
-        """Have the other process do something; its answer."""
+        """Have the other process do something; its answer. Raises `MidstreamError` if it is gone."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"do": do, **order}).encode() + b"\n")
         async with asyncio.timeout(ANSWER_S):
-            return json.loads(await self._process.stdout.readline())
+            answer = await self._process.stdout.readline()
+        if not answer:
+            raise MidstreamError("the other process of this measurement has ended")
+        return json.loads(answer)
 
     async def move_s(self, backend: str, pieces: Pieces) -> float:
-        """Seconds of one send over a channel that is open, as each round of a move finds it."""
+        """Seconds of one send over a channel that is open, as each round of a move finds it.
+
+        Not to be used again after it was cancelled: the other process's answer would be taken for the next one's.
+        """
         handle = secrets.token_hex(16)
         await self.ask("expect", backend=backend, handle=handle)
         channel = await self.transfers[backend].open(self.addresses[backend], handle)
         try:
             begun = asyncio.get_running_loop().time()
             await channel.send(pieces)
-            return asyncio.get_running_loop().time() - begun
+            took_s = asyncio.get_running_loop().time() - begun
         finally:
             await channel.close()
-            await self.ask("forget", backend=backend, handle=handle)
+        await self.ask("forget", backend=backend, handle=handle)
+        return took_s
 
 
 @asynccontextmanager
@@ -130,6 +143,7 @@ async def _pair(layout: Layout, size: int, backends: tuple[str, ...]) -> AsyncIt
     process = await asyncio.create_subprocess_exec(
         sys.executable, *PEER,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for us: it ends when its stdin does
     )  # fmt: skip
     memory = Paged(layout, size, SEED)
     memory.fill(SEED)

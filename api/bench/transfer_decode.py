@@ -70,11 +70,14 @@ class Source:
         """Seconds between steps while these runs stream out."""
         streams = [asyncio.create_task(self.stream(slot_of(number), route)) for number, route in enumerate(routes)]
         began = len(self.times)
-        await asyncio.wait(streams, timeout=WINDOW_S) if streams else await asyncio.sleep(WINDOW_S)
-        gaps = [later - earlier for earlier, later in pairwise(self.times[began:])]
-        for stream in streams:
-            stream.cancel()
-        for ended in await asyncio.gather(*streams, return_exceptions=True):
+        try:
+            await asyncio.wait(streams, timeout=WINDOW_S) if streams else await asyncio.sleep(WINDOW_S)
+            gaps = [later - earlier for earlier, later in pairwise(self.times[began:])]
+        finally:
+            for stream in streams:
+                stream.cancel()
+            ends = await asyncio.gather(*streams, return_exceptions=True)
+        for ended in ends:
             if not isinstance(ended, asyncio.CancelledError):
                 raise RuntimeError("a copy failed") from ended
         return gaps
@@ -120,6 +123,7 @@ async def target(backend: str, secret: bytes) -> AsyncIterator[list[Route]]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, *PEER, backend, secret.hex(),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for us: it ends when its stdin does
     )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None

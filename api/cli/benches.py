@@ -7,10 +7,11 @@ from typing import Annotated, Final
 
 import typer
 
+from midstream.api.cli.checks import file, finite, folder
 from midstream.control.errors import BadInput
 
 JsonOption = Annotated[bool, typer.Option("--json/--no-json", help="One JSON object on stdout.")]
-PlotOption = Annotated[Path | None, typer.Option("--plot", help="Write plots (PNG) into this folder.")]
+PlotOption = Annotated[Path | None, typer.Option("--plot", callback=folder, help="Write plots (PNG) into this folder.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -83,8 +84,10 @@ def migration(
     contexts: Annotated[str | None, typer.Option(help="Tokens, comma-separated: 128,1024,4096.")] = None,
     modes: Annotated[str, typer.Option(help="Ways to move.")] = "live,blocking,recompute",
     repeats: Annotated[int, typer.Option(min=1, help="Moves per context and mode.")] = 5,
-    recompute_s: Annotated[float, typer.Option(min=0, help="Recompute no more once it took so long.")] = 60.0,
-    kv_gib: Annotated[float, typer.Option(min=0.1, help="vllm: KV memory of one instance.")] = 1.0,
+    recompute_s: Annotated[
+        float, typer.Option(callback=finite, min=0, help="Recompute no more once it took so long.")
+    ] = 60.0,
+    kv_gib: Annotated[float, typer.Option(callback=finite, min=0.1, help="vllm: KV memory of one instance.")] = 1.0,
     as_json: JsonOption = False,
     plot: PlotOption = None,
 ) -> None:
@@ -120,26 +123,31 @@ def schedule(
     instances: Annotated[int, typer.Option(help="Instances.", min=1)] = 16,
     rate_scale: Annotated[
         float | None,
-        typer.Option(help="Play so many times faster than recorded. [default: the most that is sustained]"),
+        typer.Option(
+            callback=finite, help="Play so many times faster than recorded. [default: the most that is sustained]"
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Seeds of each arm.", min=1)] = 3,
     requests: Annotated[int, typer.Option(help="Requests of each run; all of a trace that has fewer.", min=1)] = 3_000,
-    slo_prefill_ms: Annotated[float, typer.Option(help="SLO: admission to first token.")] = 3_000.0,
-    slo_decode_ms: Annotated[float, typer.Option(help="SLO: mean time between tokens.")] = 100.0,
+    slo_prefill_ms: Annotated[float, typer.Option(callback=finite, help="SLO: admission to first token.")] = 3_000.0,
+    slo_decode_ms: Annotated[float, typer.Option(callback=finite, help="SLO: mean time between tokens.")] = 100.0,
     step_times: Annotated[
         str, typer.Option(help="Model/hardware/tensor-parallel, or a file of constants.")
     ] = "llama2-70b/h100-80gb/2",
     blocks: Annotated[int, typer.Option(help="KV blocks of each instance.", min=1)] = 2_048,
     block_tokens: Annotated[int, typer.Option(help="Tokens of one block.", min=1)] = 16,
     token_bytes: Annotated[int, typer.Option(help="KV bytes of one token.", min=8)] = 327_680,
-    gbit: Annotated[float, typer.Option(help="Bandwidth between instances, Gbit/s.", min=0.001)] = 25.0,
+    gbit: Annotated[
+        float, typer.Option(callback=finite, help="Bandwidth between instances, Gbit/s.", min=0.001)
+    ] = 25.0,
     queue_depth: Annotated[
         int,
         typer.Option(help="Requests that wait at an instance, the others at the gateway; 0: all at instances.", min=0),
     ] = 4,
     jobs: Annotated[int, typer.Option(help="Processes. [default: one per core]", min=0)] = 0,
     kept: Annotated[
-        Path | None, typer.Option(help="Add every run made to this file, and make none again that is in it.")
+        Path | None,
+        typer.Option(callback=file, help="Add every run made to this file, and make none again that is in it."),
     ] = None,
     as_json: JsonOption = False,
     plot: PlotOption = None,
@@ -151,6 +159,8 @@ def schedule(
     from midstream.api.bench.report import show
     from midstream.api.bench.schedule import ARMS, TRACES, Plan, measure
     from midstream.api.bench.schedule_figures import Slo
+    from midstream.api.cli.output import say
+    from midstream.api.traces.workload import overlap
 
     plan = Plan(
         traces=tuple(traces or TRACES), arms=tuple(policies or ARMS), seeds=seeds, instances=instances,
@@ -158,6 +168,9 @@ def schedule(
         step_times=step_times, blocks=blocks, block_tokens=block_tokens, token_bytes=token_bytes, gbit_per_s=gbit,
         queue_depth=queue_depth, jobs=jobs,
     )  # fmt: skip
+    for trace in plan.traces:
+        if share := overlap(trace, seeds, requests):
+            say(f"{trace}: seeds play parts of it that overlap, by up to {share:.0%}")
     raise typer.Exit(show("schedule", measure(plan, plot, kept), as_json=as_json))
 
 
@@ -174,7 +187,9 @@ def profile(
     hardware: Annotated[str, typer.Option(help="Name of the machine in the constants.")] = "here",
     tensor_parallel: Annotated[int, typer.Option(help="Cards of the instance.", min=1)] = 1,
     key: Annotated[str | None, typer.Option(help="Key for the endpoint.")] = None,
-    constants: Annotated[Path | None, typer.Option(help="Write what --step-times reads into this file.")] = None,
+    constants: Annotated[
+        Path | None, typer.Option(callback=file, help="Write what --step-times reads into this file.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """How long the steps of a running instance take, and the model of them that simulations use.
@@ -199,9 +214,12 @@ def serve(
         typer.Option("--policies", help="DISPATCH+MOVES, as freeness+balance:low=20; again for more arms."),
     ] = None,
     trace: Annotated[str, typer.Option(help="Lengths: a shipped trace, a generated one, or a file.")] = "heavy_tail",
-    length_scale: Annotated[float | None, typer.Option(help="Factor on lengths.", show_default="by engine")] = None,
+    length_scale: Annotated[
+        float | None, typer.Option(callback=finite, help="Factor on lengths.", show_default="by engine")
+    ] = None,
     rate: Annotated[
-        float | None, typer.Option(help="Requests a second, over all instances.", show_default="by engine")
+        float | None,
+        typer.Option(callback=finite, help="Requests a second, over all instances.", show_default="by engine"),
     ] = None,
     requests: Annotated[
         int | None, typer.Option(min=8, max=100_000, help="Of each arm and repeat.", show_default="by engine")

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from midstream.api.cli.checks import quoted
 from midstream.api.cli.up.state import read_state
 from midstream.api.settings import Settings
 from midstream.control.errors import BadInput, MidstreamError, UnknownThing
@@ -75,7 +76,7 @@ class AdminClient:
         """Wait until an operation has ended. Raises `MidstreamError` after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
-            found = self.get(f"/operations/{operation}")
+            found = self.get(f"/operations/{quoted(operation)}")
             if found["status"] in {"succeeded", "failed"}:
                 return found
             if time.monotonic() > deadline:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from midstream.api.cli.checks import finite, quoted
 from midstream.api.cli.context import admin_of
 from midstream.api.cli.explain import show_move, show_request
 from midstream.api.cli.output import Output, OutputOption, column, line, show_item, show_items
@@ -27,7 +28,7 @@ Mode = Annotated[
     Literal["live", "blocking", "recompute"],
     typer.Option(help="Copy KV while the request decodes on, once it is frozen, or not at all."),
 ]
-Timeout = Annotated[float, typer.Option(min=0.1, help="How long to wait, seconds.")]
+Timeout = Annotated[float, typer.Option(callback=finite, min=0.1, help="How long to wait, seconds.")]
 
 INSTANCES = (
     column("instance"), column("health"), column("draining", "is_draining"), column("running", "load.running"),
@@ -71,7 +72,7 @@ def _instances() -> typer.Typer:
     @group.command()
     def get(context: typer.Context, instance: str, output: OutputOption = Output.table) -> None:
         """Show one instance."""
-        show_item(admin_of(context).get(f"/instances/{instance}"), output)
+        show_item(admin_of(context).get(f"/instances/{quoted(instance)}"), output)
 
     @group.command()
     def drain(
@@ -83,13 +84,13 @@ def _instances() -> typer.Typer:
         Example: midstream instances drain i1 --wait
         """
         client = admin_of(context)
-        _order(client, client.post(f"/instances/{instance}/drain", {}), timeout if wait else None, output)
+        _order(client, client.post(f"/instances/{quoted(instance)}/drain", {}), timeout if wait else None, output)
 
     @group.command()
     def undrain(context: typer.Context, instance: str, output: OutputOption = Output.table) -> None:
         """Let a draining instance take requests again."""
         client = admin_of(context)
-        _order(client, client.post(f"/instances/{instance}/undrain", {}), None, output)
+        _order(client, client.post(f"/instances/{quoted(instance)}/undrain", {}), None, output)
 
     return group
 
@@ -111,7 +112,7 @@ def _requests() -> typer.Typer:
     @group.command()
     def get(context: typer.Context, request: str, output: OutputOption = Output.table) -> None:
         """Show one request."""
-        show_item(admin_of(context).get(f"/requests/{request}"), output)
+        show_item(admin_of(context).get(f"/requests/{quoted(request)}"), output)
 
     @group.command()
     def explain(context: typer.Context, request: str, output: OutputOption = Output.table) -> None:
@@ -119,7 +120,7 @@ def _requests() -> typer.Typer:
 
         Example: midstream requests explain r-17
         """
-        show_request(admin_of(context).get(f"/requests/{request}/explain"), output)
+        show_request(admin_of(context).get(f"/requests/{quoted(request)}/explain"), output)
 
     return group
 
@@ -135,7 +136,7 @@ def _migrations() -> typer.Typer:
     @group.command()
     def get(context: typer.Context, migration: str, output: OutputOption = Output.table) -> None:
         """Show one move."""
-        show_item(admin_of(context).get(f"/migrations/{migration}"), output)
+        show_item(admin_of(context).get(f"/migrations/{quoted(migration)}"), output)
 
     @group.command()
     def explain(context: typer.Context, migration: str, output: OutputOption = Output.table) -> None:
@@ -143,7 +144,7 @@ def _migrations() -> typer.Typer:
 
         Example: midstream migrations explain m-1764579000123-17-0
         """
-        show_move(admin_of(context).get(f"/migrations/{migration}/explain"), output)
+        show_move(admin_of(context).get(f"/migrations/{quoted(migration)}/explain"), output)
 
     @group.command()
     def start(
@@ -193,7 +194,7 @@ def _scalings() -> typer.Typer:
     @group.command()
     def get(context: typer.Context, scaling: str, output: OutputOption = Output.table) -> None:
         """Show one such decision."""
-        show_item(admin_of(context).get(f"/scalings/{scaling}"), output)
+        show_item(admin_of(context).get(f"/scalings/{quoted(scaling)}"), output)
 
     return group
 
@@ -286,7 +287,7 @@ def _order(client: AdminClient, accepted: dict[str, Any], timeout_s: float | Non
 
 
 def _watch(client: AdminClient, migration: str | None) -> None:
-    after = None if migration is None else client.get(f"/migrations/{migration}")["decided_at"]
+    after = None if migration is None else client.get(f"/migrations/{quoted(migration)}")["decided_at"]
     for entry in client.stream("/events/stream", migration=migration, after=after):
         if "migration" in entry["event"]:
             line(entry)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from midstream.api.cli.checks import finite
 from midstream.api.cli.context import admin_of, globals_of
 from midstream.api.cli.output import Output, OutputOption, column, line, say, show_item, show_items, write
 from midstream.control.errors import BadInput, MidstreamError
@@ -31,7 +32,9 @@ def register(app: typer.Typer) -> None:
 def demo(
     context: typer.Context,
     engine: Annotated[str, typer.Option(help="Engine of the instances: sim or vllm.")] = "sim",
-    seconds: Annotated[float, typer.Option(min=1, help="sim: how much of the trace to play, seconds.")] = 60.0,
+    seconds: Annotated[
+        float, typer.Option(callback=finite, min=1, help="sim: how much of the trace to play, seconds.")
+    ] = 60.0,
     kill: Annotated[
         list[str] | None, typer.Option(help="sim: kill this process meanwhile (valkey, controller-0).")
     ] = None,
@@ -63,9 +66,11 @@ def _trace() -> typer.Typer:
         context: typer.Context,
         file: Annotated[str, typer.Argument(help="A CSV file, or the name of a shipped trace.")],
         to: Annotated[str | None, typer.Option(help="OpenAI endpoint. [default: that of `up`]")] = None,
-        speed: Annotated[float, typer.Option(help="10 plays ten times faster than recorded.")] = 1.0,
-        seconds: Annotated[float | None, typer.Option(help="Only the first seconds of the trace.")] = None,
-        start: Annotated[float, typer.Option(help="Begin so many seconds into the trace.")] = 0.0,
+        speed: Annotated[float, typer.Option(callback=finite, help="10 plays ten times faster than recorded.")] = 1.0,
+        seconds: Annotated[
+            float | None, typer.Option(callback=finite, help="Only the first seconds of the trace.")
+        ] = None,
+        start: Annotated[float, typer.Option(callback=finite, help="Begin so many seconds into the trace.")] = 0.0,
         key: Annotated[str | None, typer.Option(help="Key for the endpoint.")] = None,
         output: OutputOption = Output.table,
     ) -> None:
@@ -102,15 +107,21 @@ def _trace() -> typer.Typer:
     def read_form(
         form: Annotated[str, typer.Argument(help="azure, burstgpt, mooncake or bailian.")],
         file: Annotated[Path, typer.Argument(help="The file as it is published.", exists=True, dir_okay=False)],
+        start: Annotated[float, typer.Option(callback=finite, help="Begin so many seconds into it.", min=0)] = 0.0,
+        seconds: Annotated[
+            float | None, typer.Option(callback=finite, help="Only so many seconds of it.", min=0)
+        ] = None,
     ) -> None:
-        """Turn a published trace into a trace of ours, on stdout.
+        """Turn a published trace, or a part of a long one, into a trace of ours, on stdout.
 
-        Example: midstream trace import mooncake toolagent_trace.jsonl > toolagent.csv
+        Example: midstream trace import azure AzureLLMInferenceTrace_conv_1week.csv --seconds 3600 > hour.csv
         """
         from midstream.api.traces import write_trace
         from midstream.api.traces.importers import import_trace
 
-        write(write_trace(import_trace(form, _lines(file), file.name)).rstrip())
+        part_s = float("inf") if seconds is None else seconds
+        rows = import_trace(form, _lines(file), file.name, start_s=start, seconds=part_s)
+        write(write_trace(rows).rstrip())
 
     @group.command()
     def generate(
@@ -130,9 +141,11 @@ def _trace() -> typer.Typer:
     return group
 
 
-def _lines(file: Path) -> list[str]:
+def _lines(file: Path) -> Iterator[str]:
+    """One by one: published traces have tens of millions."""
     try:
-        return file.read_text(encoding="utf-8-sig").splitlines()
+        with file.open(encoding="utf-8-sig") as lines:
+            yield from lines
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{file} cannot be read: {error}") from None
 

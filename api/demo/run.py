@@ -20,7 +20,7 @@ from midstream.api.demo.operator import Operator
 from midstream.api.demo.settle import settle
 from midstream.api.settings import Settings
 from midstream.api.traces import TraceRow, load_trace, window
-from midstream.api.traces.send import SendPlan, Sent, prompt_of, send_trace
+from midstream.api.traces.send import SendPlan, Sent, row_prompt, send_trace
 from midstream.control.adapters.sql_store import ArchiveStore
 from midstream.instance.engines.sim.config import SimConfig
 from midstream.instance.engines.sim.reference import reference_output
@@ -146,7 +146,7 @@ def _compare(settings: Settings, rows: Sequence[TraceRow], sent: Sequence[Sent])
     wrong = []
     for one, row in zip(sent, rows, strict=True):
         sampling = Sampling(max_tokens=row.output_tokens, temperature=1.0, seed=SEED + one.row, ignore_eos=True)
-        prompt = tuple(prompt_of(one.row, row.prompt_tokens, SEED))
+        prompt = tuple(row_prompt(one.row, row, SEED))
         expected, _ = reference_output(RequestSpec(request="", prompt=prompt, sampling=sampling), config)
         if one.error is not None:
             wrong.append(f"request {one.row}: {one.error}")

@@ -10,12 +10,17 @@ from midstream.migration.protocol.messages import RequestSpec, Sampling
 
 
 def spec_of(index: int, row: TraceRow) -> RequestSpec:
-    """The request of the row at `index`; it makes exactly the row's number of tokens."""
+    """The request of the row at `index`; it makes exactly the row's number of tokens.
+
+    Its client is one tenant with one session: a row says no more.
+    """
     return RequestSpec(
         request=f"r{index}",
         prompt=_prompt(row),
         sampling=Sampling(max_tokens=row.output_tokens, ignore_eos=True),
         priority=row.priority,
+        tenant=row.client,
+        session=row.client,
         arrival_ms=round(row.arrival_s * 1000),
     )
 

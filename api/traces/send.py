@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
-from midstream.api.traces.load import TraceRow
+from midstream.api.traces.load import CONTENT_TOKENS, TraceRow
 from midstream.control.errors import BadInput, MidstreamError
 
 IN_FLIGHT_MAX = 1_024
@@ -21,6 +22,7 @@ REQUEST_S = 3_600.0
 FIRST_ID = 259
 """Ids below are special tokens and single bytes of the toy tokenizer."""
 IDS = 30_000
+SESSION = "X-Session-ID"
 _MULTIPLIER, _OFFSET = 1_103_515_245, 12_345
 
 
@@ -92,7 +94,8 @@ async def send_one(http: httpx.AsyncClient, model: str, index: int, row: TraceRo
     ids: list[int] = []
     error: str | None = None
     try:
-        async for chunk in chunks(http, request_body(model, index, row, seed)):
+        session = {SESSION: quote(row.client)} if row.client else {}
+        async for chunk in chunks(http, request_body(model, index, row, seed), session):
             fresh = ids_of(chunk)
             if fresh:
                 times.append(clock())
@@ -117,9 +120,10 @@ async def send_one(http: httpx.AsyncClient, model: str, index: int, row: TraceRo
 
 def request_body(model: str, index: int, row: TraceRow, seed: int) -> dict[str, Any]:
     """The body of one row's request: a made-up prompt of the right length, exactly as much output."""
-    return {
+    priority = {"priority": row.priority} if row.priority else {}
+    return priority | {
         "model": model,
-        "prompt": prompt_of(index, row.prompt_tokens, seed),
+        "prompt": row_prompt(index, row, seed),
         "max_tokens": row.output_tokens,
         "ignore_eos": True,
         "temperature": 1.0,
@@ -127,6 +131,14 @@ def request_body(model: str, index: int, row: TraceRow, seed: int) -> dict[str, 
         "stream": True,
         "return_token_ids": True,
     }
+
+
+def row_prompt(index: int, row: TraceRow, seed: int) -> list[int]:
+    """The prompt of a row: equal to others' as far as the trace says that it is shared."""
+    if not row.content:
+        return prompt_of(index, row.prompt_tokens, seed)
+    blocks = (prompt_of(block, CONTENT_TOKENS, seed) for block in row.content)
+    return list(itertools.chain.from_iterable(blocks))[: row.prompt_tokens]
 
 
 def prompt_of(index: int, tokens: int, seed: int) -> list[int]:
@@ -149,9 +161,11 @@ async def first_model(http: httpx.AsyncClient) -> str:
         raise MidstreamError(f"no OpenAI endpoint at {http.base_url}: {error}") from None
 
 
-async def chunks(http: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def chunks(
+    http: httpx.AsyncClient, body: dict[str, Any], headers: Mapping[str, str] | None = None
+) -> AsyncIterator[dict[str, Any]]:
     """The chunks of one stream. Raises `MidstreamError` for an error or an end without `[DONE]`."""
-    async with http.stream("POST", "/v1/completions", json=body) as response:
+    async with http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
         if response.status_code != 200:
             raise MidstreamError(_error_of(await response.aread(), response.status_code))
         async for text in response.aiter_lines():

@@ -6,20 +6,25 @@ it follows from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
 from midstream.control.decide import decide
+from midstream.control.decide.rules import may_return, request_rule, target_rule
 from midstream.control.events import MoveDecided, RequestDispatched, TickElapsed
 from midstream.control.ids import Owner, Position
-from midstream.control.policies.base import DispatchWanted, Proposal, finite
+from midstream.control.policies.base import CANDIDATES_MAX, DispatchWanted, Proposal, finite
 from midstream.control.policies.candidates import candidate_problem
 from midstream.control.policies.leavers import freeness_with
 from midstream.control.policies.room import Problem, Room, blocks_needed
+from midstream.control.policies.saturation import takes
 from midstream.control.state import InstanceView, PolicySettings, RequestView, State
+
+QUEUE_MAX: Final = 1_000_000
+"""A line of any length: how long one may be is the gateway's setting, and not in the log."""
 
 SHOWN_MAX: Final = 64
 """Instances, requests and refusals that one explanation names each."""
@@ -107,9 +112,9 @@ class _Witness:
             return
         self.derived = move
         view = self._state.requests[move.request]
-        self.targets = _targets(self._state, room, view, chosen=move.target.instance)
+        self.targets = _move_targets(self._state, room, view, move)
         others = (self._state.requests[name] for name in self._state.placed.get(view.owner.instance, ()))
-        self.requests = _some(_request(room, other) for other in others if other.request != view.request)
+        self.requests = _some(_request(room, move, other) for other in others if other.request != view.request)
 
     def refused(self, proposal: Proposal, policy: str, problem: Problem) -> None:
         if len(self.refusals) < SHOWN_MAX:
@@ -147,7 +152,7 @@ def explain_move(state: State, tick: TickElapsed, recorded: MoveDecided) -> Move
 def explain_dispatch(state: State, recorded: RequestDispatched) -> DispatchExplanation:
     """What the log showed of every instance when the request was dispatched: `state` is the fold just before."""
     scores = dict(recorded.scores)
-    wanted = _wanted(recorded)
+    wanted = _wanted(state, recorded)
     views = sorted(state.instances.values(), key=lambda view: -scores.get(view.owner.instance, float("-inf")))
     return DispatchExplanation(
         policy=recorded.policy,
@@ -157,18 +162,39 @@ def explain_dispatch(state: State, recorded: RequestDispatched) -> DispatchExpla
         epoch=recorded.epoch,
         scores=recorded.scores,
         instances=_some(
-            _weighed(view.owner.instance, scores.get(view.owner.instance), candidate_problem(state, view, wanted))
+            _weighed(
+                view.owner.instance, scores.get(view.owner.instance), _dispatch_problem(state, view, wanted, scores)
+            )
             for view in views
         ),
     )
 
 
-def _wanted(recorded: RequestDispatched) -> DispatchWanted:
+def _dispatch_problem(
+    state: State, view: InstanceView, wanted: DispatchWanted, scores: dict[str, float]
+) -> Problem | None:
+    """Why it was no candidate; none if it was weighed, or may have been: a fact names the best few."""
+    name = view.owner.instance
+    if wanted.model is not None and view.fingerprint.model != wanted.model:
+        return "other_model", f"{name} serves {view.fingerprint.model}, not {wanted.model}"
+    problem = candidate_problem(state, view, wanted)
+    if problem is not None or name in scores:
+        return problem
+    if not takes(state, name, wanted, {}, QUEUE_MAX):
+        return "saturated", f"{name} has no slot or too few blocks free: the request would only have waited there"
+    if scores and len(scores) < CANDIDATES_MAX:
+        return "left_out", f"{name} had a line, was silent or had refused: only the gateway knew"
+    return None
+
+
+def _wanted(state: State, recorded: RequestDispatched) -> DispatchWanted:
+    chosen = state.instances.get(recorded.owner.instance)
     return DispatchWanted(
         request=recorded.request,
         prompt_tokens=recorded.prompt_tokens + recorded.delivered_tokens,
         output_tokens_max=max(0, recorded.output_tokens_max - recorded.delivered_tokens),
         priority=recorded.priority,
+        model=None if chosen is None else chosen.fingerprint.model,
     )
 
 
@@ -176,27 +202,50 @@ def explain_stay(state: State, view: RequestView) -> StayExplanation:
     """What the limits say of a live request at the last tick."""
     room = Room(state, state.last_tick_ms)
     code, reason = room.stay_problem(view) or (None, None)
-    return StayExplanation(code=code, reason=reason, targets=_targets(state, room, view))
+
+    def problem(source: InstanceView, target: InstanceView) -> Problem | None:
+        return _limit(room, view, source, target, may_return=source.is_draining)
+
+    return StayExplanation(code=code, reason=reason, targets=_targets(state, room, view, problem))
 
 
-def _targets(state: State, room: Room, view: RequestView, chosen: str = "") -> tuple[Weighed, ...]:
-    """Every other instance; the limits allowed the `chosen` one, even if others wait there who come later."""
+def _move_targets(state: State, room: Room, view: RequestView, move: MoveDecided) -> tuple[Weighed, ...]:
+    """By the limits of all and the rule of the policy, which allowed the one chosen even if others wait there."""
+
+    def problem(source: InstanceView, target: InstanceView) -> Problem | None:
+        if target.owner.instance == move.target.instance:
+            return None
+        return _limit(room, view, source, target, may_return=may_return(move.policy)) or target_rule(
+            state, room, move, target
+        )
+
+    return _targets(state, room, view, problem)
+
+
+def _limit(
+    room: Room, view: RequestView, source: InstanceView, target: InstanceView, *, may_return: bool
+) -> Problem | None:
+    blocks = blocks_needed(view, target.fingerprint.block_tokens)
+    return room.target_problem(view, source, target, blocks=blocks, may_return=may_return)
+
+
+def _targets(
+    state: State, room: Room, view: RequestView, problem: Callable[[InstanceView, InstanceView], Problem | None]
+) -> tuple[Weighed, ...]:
+    """Every other instance, and what of source and target is a problem."""
     source = state.instances.get(view.owner.instance)
     if source is None:
         return ()
     others = [other for other in state.instances.values() if other is not source]
-    found = [_target(room, view, source, other, is_chosen=other.owner.instance == chosen) for other in others]
+    found = [
+        _weighed(other.owner.instance, finite(freeness_with(room, other, view)), problem(source, other))
+        for other in others
+    ]
     return _some(sorted(found, key=lambda row: (row.code is not None, -(row.score or 0.0), row.name)))
 
 
-def _target(room: Room, view: RequestView, source: InstanceView, target: InstanceView, *, is_chosen: bool) -> Weighed:
-    blocks = blocks_needed(view, target.fingerprint.block_tokens)
-    problem = None if is_chosen else room.target_problem(view, source, target, blocks=blocks)
-    return _weighed(target.owner.instance, finite(freeness_with(room, target, view)), problem)
-
-
-def _request(room: Room, view: RequestView) -> Weighed:
-    return _weighed(view.request, None, room.stay_problem(view))
+def _request(room: Room, move: MoveDecided, view: RequestView) -> Weighed:
+    return _weighed(view.request, None, room.stay_problem(view) or request_rule(move, view))
 
 
 def _weighed(name: str, score: float | None, problem: Problem | None) -> Weighed:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,8 +69,8 @@ async def test_commits_are_measured_on_a_real_valkey(tmp_path: Path) -> None:
     assert min(times) > 0
 
 
-async def test_transfers_are_measured_between_two_processes_and_drawn(tmp_path: Path) -> None:
-    measured = await asyncio.to_thread(transfer.measure, ("shm", "rpc"), (8, 64), ("small",), 1, 64 << 20, 1)
+def test_transfers_are_measured_between_two_processes_and_drawn(tmp_path: Path) -> None:
+    measured = transfer.measure(("shm", "rpc"), (8, 64), ("small",), 1, 64 << 20, 1)
     assert [(row["backend"], row["size_mb"]) for row in measured.rows] == [
         ("shm", 8), ("rpc", 8), ("shm", 64), ("rpc", 64)
     ]  # fmt: skip
@@ -99,3 +102,18 @@ def test_P29_a_transfer_that_cannot_be_measured_is_one_line(
     assert run(["bench", "transfer", *options]) != 0
     said = capsys.readouterr().err.splitlines()
     assert told in said[-1]
+
+
+def test_a_transfer_bench_that_is_interrupted_ends_in_one_line_and_takes_its_processes_along(tmp_path: Path) -> None:
+    """Ctrl-C reaches the whole process group of a terminal."""
+    command = [sys.executable, "-m", "midstream.api.cli", "bench", "transfer", "--sizes", "64", "--backends", "rpc"]
+    bench = subprocess.Popen(
+        command, cwd=tmp_path, text=True, start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert bench.stderr is not None
+    first = bench.stderr.readline()
+    os.killpg(bench.pid, signal.SIGINT)
+    out, said = bench.communicate(timeout=60)
+    assert first == "layout 7b: 64 MB ...\n"
+    assert said == "midstream: ended by a signal before everything was measured\n"
+    assert (bench.returncode, out) == (1, "")

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import typer
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from midstream.api.cli.main import run
+from midstream.api.cli.checks import finite, quoted
+from midstream.api.cli.main import app, run
 from midstream.api.cli.output import Output, column, show_item, show_items
 from midstream.api.cli.overrides import apply_overrides, parse_overrides
 from midstream.api.cli.up.command import parse_sizes
@@ -83,6 +87,11 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         ("trace send azure_conv_2023 --to http://127.0.0.1:9 --start 1e6", 2, "no requests"),
         ("replay verify", 2, "no archive"),
         ("replay verify --set low", 2, "balance.low=20"),
+        ("trace send azure_conv_2023 --to http://127.0.0.1:9 --speed nan", 2, "must be a finite number"),
+        ("bench schedule --rate-scale nan", 2, "must be a finite number"),
+        ("bench schedule --plot /proc/x", 2, "/proc/x cannot be written"),
+        ("bench schedule --kept /proc/x/y", 2, "/proc/x/y cannot be written"),
+        ("bench profile http://127.0.0.1:9 --constants .", 2, ". cannot be written"),
         ("keys create bob --scope fly", 2, "unknown scope 'fly'"),
         ("keys create a/b", 2, "bad API key name"),
     ],
@@ -122,6 +131,37 @@ def test_P29_nothing_starts_with_parameters_out_of_range(
     assert run(["--data-dir", "nowhere", command]) == 2
     assert told in capsys.readouterr().err
     assert not Path("nowhere").exists()
+
+
+def options_of(command: Any) -> Iterator[tuple[str, Any]]:
+    for child in getattr(command, "commands", {}).values():
+        yield from options_of(child)
+    yield from ((f"{command.name} {option.name}", option) for option in command.params)
+
+
+FLOATS = [pair for pair in options_of(typer.main.get_command(app)) if pair[1].type_descriptor.annotation is float]
+
+
+@pytest.mark.parametrize("option", [option for _, option in FLOATS], ids=[name for name, _ in FLOATS])
+def test_P29_a_number_on_the_command_line_is_finite(option: Any) -> None:
+    assert option.callback.__wrapped__ is finite
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_refused(value: float) -> None:
+    assert finite(1.5) == 1.5 and finite(None) is None
+    with pytest.raises(typer.BadParameter, match="finite number"):
+        finite(value)
+
+
+@pytest.mark.parametrize(("name", "path"), [
+    ("r-1", "r-1"), ("x/../y", "x%2F..%2Fy"), ("..", "%2E%2E"), ("a?b#c", "a%3Fb%23c"), ("a.b", "a.b"),
+])  # fmt: skip
+def test_an_id_is_one_part_of_a_path(name: str, path: str) -> None:
+    assert quoted(name) == path
+    assert httpx.Client(base_url="http://h").build_request("GET", f"/v1/{quoted(name)}/explain").url.raw_path == (
+        f"/v1/{path}/explain".encode()
+    )
 
 
 def test_settings_page_is_generated(capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,6 +104,7 @@ class Endpoint:
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, object]] = []
+        self.sessions: list[str | None] = []
         self.cut = False
         self.app = Starlette(
             routes=[Route("/v1/models", self.models), Route("/v1/completions", self.complete, methods=["POST"])]
@@ -115,6 +116,7 @@ class Endpoint:
     async def complete(self, request: Request) -> StreamingResponse | JSONResponse:
         body = await request.json()
         self.bodies.append(body)
+        self.sessions.append(request.headers.get("X-Session-ID"))
         if body["max_tokens"] == 13:
             return JSONResponse({"error": {"message": "unlucky"}}, status_code=400)
         return StreamingResponse(self._stream(body), media_type="text/event-stream")
@@ -146,6 +148,23 @@ async def test_a_played_trace_sends_what_it_says(endpoint: tuple[Endpoint, str])
     first = made.bodies[0]
     assert first["prompt"] == prompt_of(0, 5, 0)
     assert (first["model"], first["ignore_eos"], first["stream"]) == ("toy", True, True)
+
+
+async def test_who_asks_how_urgently_and_what_is_shared_is_sent_too(endpoint: tuple[Endpoint, str]) -> None:
+    made, url = endpoint
+    rows = (
+        TraceRow(0.0, 1_000, 1, client="ann", priority=-1, content=(7, 8)),
+        TraceRow(0.1, 1_100, 1, client="böb", content=(7, 9, 10)),
+        TraceRow(0.2, 5, 1),
+    )
+    await send_trace(rows, SendPlan(url=url), lambda _: None)
+    first, second, third = (body["prompt"] for body in made.bodies)
+    assert isinstance(first, list) and isinstance(second, list)
+    assert (len(first), len(second)) == (1_000, 1_100)
+    assert first[:512] == second[:512] and first[512:] != second[512:1_000]
+    assert third == prompt_of(2, 5, 0)
+    assert [body.get("priority") for body in made.bodies] == [-1, None, None]
+    assert made.sessions == ["ann", "b%C3%B6b", None]
 
 
 async def test_P04_a_failed_or_cut_stream_is_reported(endpoint: tuple[Endpoint, str]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
-from itertools import pairwise
+from itertools import chain, pairwise, repeat
+from pathlib import Path
 from statistics import fmean, pstdev
 
 import pytest
@@ -13,7 +15,7 @@ from midstream.api.traces import TraceRow, load_trace, write_trace
 from midstream.api.traces.generate import GENERATED, LONG, MEDIUM, SHORT, Bounded, Lengths, Recipe, generate, make
 from midstream.api.traces.importers import FORMS, import_trace
 from midstream.api.traces.load import CONTENT_TOKENS, parse_trace
-from midstream.api.traces.workload import has_content, part, spread, workload
+from midstream.api.traces.workload import has_content, overlap, part, spread, workload
 from midstream.control.errors import BadInput, UnknownThing
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
@@ -52,6 +54,51 @@ def test_the_forms_of_others_are_read() -> None:
     )
     later, first = (row.content for row in reversed(import_trace("bailian", BAILIAN.splitlines(), "t")))
     assert (first, later) == ((31, 63, 98), (31, 63, 64))
+
+
+AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:01+00:00,2399,6
+2024-05-10 02:00:02.009930+02:00,76,15
+"""
+
+
+def test_azures_trace_of_2024_is_read_also_in_parts() -> None:
+    rows = import_trace("azure", AZURE_2024.splitlines(), "t")
+    assert [row.arrival_s for row in rows] == pytest.approx([0.0, 0.99007, 2.0], abs=1e-6)
+    part_of = import_trace("azure", AZURE_2024.splitlines(), "t", start_s=0.5, seconds=1.0)
+    assert part_of == (TraceRow(0.0, 2_399, 6),)
+
+
+def test_a_trace_that_is_too_long_says_how_to_take_a_part() -> None:
+    head = "TIMESTAMP,ContextTokens,GeneratedTokens"
+    with pytest.raises(BadInput, match=r"more than 9 rows; .*--start and --seconds"):
+        import_trace("azure", chain([head], repeat("2024-05-10 00:00:00+00:00,1,1")), "t", rows_max=9)
+
+
+def test_a_mooncake_row_with_a_block_too_many_can_be_read_back() -> None:
+    line = '{"timestamp": 0, "input_length": 1000, "output_length": 5, "hash_ids": [0, 1, 2]}'
+    rows = import_trace("mooncake", [line, line], "t")
+    assert [row.content for row in rows] == [(0, 1), (0, 1)]
+    assert shape(parse_trace(write_trace(rows).splitlines(), "again")) == shape(rows)
+
+
+def test_an_imported_trace_is_spread_as_the_shipped_one_is(tmp_path: Path) -> None:
+    name, file = "mooncake_conversation_2025", tmp_path / "conversation.csv"
+    file.write_text(write_trace(load_trace(name)))
+    shipped, imported = workload(name, seed=1), workload(str(file), seed=1)
+    assert [row.arrival_s for row in imported] == pytest.approx([row.arrival_s for row in shipped])
+    assert workload("azure_conv_2023", seed=1) == load_trace("azure_conv_2023")
+
+
+def test_the_turns_of_a_bailian_chat_are_one_client() -> None:
+    turns = [(159, -1), (200, 159), (7, -1), (300, 200), (301, 9)]
+    lines = [
+        json.dumps({"chat_id": chat, "parent_chat_id": parent, "timestamp": at, "input_length": 5, "output_length": 5,
+                    "hash_ids": [], "turn": 1})
+        for at, (chat, parent) in enumerate(turns)
+    ]  # fmt: skip
+    assert [row.client for row in import_trace("bailian", lines, "t")] == ["159", "159", "7", "159", "9"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -104,6 +151,28 @@ def test_sharing_that_cannot_be_is_refused() -> None:
     header = "arrival_s,prompt_tokens,output_tokens,prefix_parent_row,shared_prefix_blocks"
     with pytest.raises(BadInput, match="line 3: 2 blocks shared with row 0"):
         parse_trace([header, "0,100,1,-1,0", "1,1000,1,0,2"], "t")
+
+
+def test_seeds_take_parts_that_differ_and_what_they_share_is_told() -> None:
+    rows = load_trace("mooncake_conversation_2025")
+    assert len({_start(rows, seed, 12_000) for seed in range(4)}) == 4
+    assert overlap("mooncake_conversation_2025", 4, 12_000) > 0.99
+    assert overlap("mooncake_conversation_2025", 4, 3_000) == 0.0
+    assert overlap("mooncake_conversation_2025", 2, 20_000) == 1.0
+    assert overlap("azure_code_2023", 3, 3_000) < 0.6
+    assert overlap("heavy_tail", 4, 12_000) == overlap("azure_conv_2023", 1, 50_000) == 0.0
+
+
+def _start(rows: tuple[TraceRow, ...], seed: int, requests: int) -> int:
+    """Where a part begins, told by what its first rows hold."""
+    head = [row.content for row in part(rows, seed, requests)[:50]]
+    return next(i for i in range(len(rows)) if [row.content for row in rows[i : i + 50]] == head)
+
+
+def test_the_client_of_a_row_is_a_tenant_with_a_session() -> None:
+    spec = spec_of(3, TraceRow(0.0, 10, 5, client="ann", priority=-1))
+    assert (spec.tenant, spec.session, spec.priority) == ("ann", "ann", -1)
+    assert len({spec_of(i, row).tenant for i, row in enumerate(workload("tenants", seed=0, requests=300))}) > 8
 
 
 def test_prompts_share_exactly_what_their_rows_share() -> None:

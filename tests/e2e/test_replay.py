@@ -102,7 +102,7 @@ async def test_P17_another_parameter_shows_the_first_difference_and_fails(rig: R
 
 
 async def test_a_replay_is_a_job_of_the_api_with_progress_and_result(rig: Rig) -> None:
-    done = await rig.order("/replays", overrides={"balance.low": -100_000})
+    done = await rig.order("/replays", overrides={"balance.cost_per_move": 1_000_000})
     assert (done["status"], done["progress"], done["kind"]) == ("succeeded", 1.0, "replay")
     assert done["result"]["is_equal"] is False
     assert done["result"]["first_difference"]["recorded"]["policy"] == "balance"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from midstream.api.cli.checks import finite
 from midstream.api.cli.context import globals_of
 from midstream.api.cli.output import Output, OutputOption, column, line, say, show_items
 
@@ -35,7 +36,7 @@ def up(
     autoscale: Annotated[
         str | None, typer.Option(help="Instances at least and at most, like 1:4; the cluster grows and shrinks.")
     ] = None,
-    time_scale: Annotated[float | None, typer.Option(help="Factor on simulated step times.")] = None,
+    time_scale: Annotated[float | None, typer.Option(callback=finite, help="Factor on simulated step times.")] = None,
     output: OutputOption = Output.table,
 ) -> None:
     """Start Valkey, archive, controller, instances, gateway and admin API; one Ctrl-C ends all.
