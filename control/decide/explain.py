@@ -202,39 +202,43 @@ def explain_stay(state: State, view: RequestView) -> StayExplanation:
     """What the limits say of a live request at the last tick."""
     room = Room(state, state.last_tick_ms)
     code, reason = room.stay_problem(view) or (None, None)
-    source = state.instances.get(view.owner.instance)
-    is_draining = source is not None and source.is_draining
-    targets = _targets(state, room, view, lambda _: None, may_return=is_draining)
+
+    def problem(source: InstanceView, target: InstanceView, blocks: int) -> Problem | None:
+        return room.target_problem(view, source, target, blocks=blocks, may_return=source.is_draining)
+
+    targets = _targets(state, room, view, problem)
     return StayExplanation(code=code, reason=reason, targets=targets)
 
 
 def _move_targets(state: State, room: Room, view: RequestView, move: MoveDecided) -> tuple[Weighed, ...]:
-    return _targets(state, room, view, lambda target: target_rule(state, room, move, target), may_return(move.policy))
+    """Every other instance; the chosen one was allowed, even if others wait there who come later."""
+
+    def problem(source: InstanceView, target: InstanceView, blocks: int) -> Problem | None:
+        if target.owner.instance == move.target.instance:
+            return None
+        limit = room.target_problem(view, source, target, blocks=blocks, may_return=may_return(move.policy))
+        return limit or target_rule(state, room, move, target)
+
+    return _targets(state, room, view, problem)
 
 
 def _targets(
-    state: State, room: Room, view: RequestView, rule: Callable[[InstanceView], Problem | None], may_return: bool
+    state: State, room: Room, view: RequestView, problem: Callable[[InstanceView, InstanceView, int], Problem | None]
 ) -> tuple[Weighed, ...]:
-    """By the limits of all, then by `rule`."""
+    """Every other instance; `problem(source, target, blocks)` says why not."""
     source = state.instances.get(view.owner.instance)
     if source is None:
         return ()
-    others = [other for other in state.instances.values() if other is not source]
-    found = [_target(room, view, source, other, rule, may_return) for other in others]
+    found = [
+        _weighed(
+            other.owner.instance,
+            finite(freeness_with(room, other, view)),
+            problem(source, other, blocks_needed(view, other.fingerprint.block_tokens)),
+        )
+        for other in state.instances.values()
+        if other is not source
+    ]
     return _some(sorted(found, key=lambda row: (row.code is not None, -(row.score or 0.0), row.name)))
-
-
-def _target(
-    room: Room,
-    view: RequestView,
-    source: InstanceView,
-    target: InstanceView,
-    rule: Callable[[InstanceView], Problem | None],
-    may_return: bool,
-) -> Weighed:
-    blocks = blocks_needed(view, target.fingerprint.block_tokens)
-    problem = room.target_problem(view, source, target, blocks=blocks, may_return=may_return) or rule(target)
-    return _weighed(target.owner.instance, finite(freeness_with(room, target, view)), problem)
 
 
 def _request(room: Room, move: MoveDecided, view: RequestView) -> Weighed:
