@@ -110,6 +110,8 @@ class RequestBody(_Body):
     moved_at_ms: int
     moved_from: str | None
     moves: int
+    waited_ms: float
+    is_dispatched_again: bool
     status: str = Field("live", description="`live finished cancelled failed`")
 
     @classmethod

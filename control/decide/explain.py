@@ -203,43 +203,40 @@ def explain_stay(state: State, view: RequestView) -> StayExplanation:
     room = Room(state, state.last_tick_ms)
     code, reason = room.stay_problem(view) or (None, None)
 
-    def problem(source: InstanceView, target: InstanceView) -> Problem | None:
-        return _limit(room, view, source, target, may_return=source.is_draining)
+    def problem(source: InstanceView, target: InstanceView, blocks: int) -> Problem | None:
+        return room.target_problem(view, source, target, blocks=blocks, may_return=source.is_draining)
 
-    return StayExplanation(code=code, reason=reason, targets=_targets(state, room, view, problem))
+    targets = _targets(state, room, view, problem)
+    return StayExplanation(code=code, reason=reason, targets=targets)
 
 
 def _move_targets(state: State, room: Room, view: RequestView, move: MoveDecided) -> tuple[Weighed, ...]:
-    """By the limits of all and the rule of the policy, which allowed the one chosen even if others wait there."""
+    """Every other instance; the chosen one was allowed, even if others wait there who come later."""
 
-    def problem(source: InstanceView, target: InstanceView) -> Problem | None:
+    def problem(source: InstanceView, target: InstanceView, blocks: int) -> Problem | None:
         if target.owner.instance == move.target.instance:
             return None
-        return _limit(room, view, source, target, may_return=may_return(move.policy)) or target_rule(
-            state, room, move, target
-        )
+        limit = room.target_problem(view, source, target, blocks=blocks, may_return=may_return(move.policy))
+        return limit or target_rule(state, room, move, target)
 
     return _targets(state, room, view, problem)
 
 
-def _limit(
-    room: Room, view: RequestView, source: InstanceView, target: InstanceView, *, may_return: bool
-) -> Problem | None:
-    blocks = blocks_needed(view, target.fingerprint.block_tokens)
-    return room.target_problem(view, source, target, blocks=blocks, may_return=may_return)
-
-
 def _targets(
-    state: State, room: Room, view: RequestView, problem: Callable[[InstanceView, InstanceView], Problem | None]
+    state: State, room: Room, view: RequestView, problem: Callable[[InstanceView, InstanceView, int], Problem | None]
 ) -> tuple[Weighed, ...]:
-    """Every other instance, and what of source and target is a problem."""
+    """Every other instance; `problem(source, target, blocks)` says why not."""
     source = state.instances.get(view.owner.instance)
     if source is None:
         return ()
-    others = [other for other in state.instances.values() if other is not source]
     found = [
-        _weighed(other.owner.instance, finite(freeness_with(room, other, view)), problem(source, other))
-        for other in others
+        _weighed(
+            other.owner.instance,
+            finite(freeness_with(room, other, view)),
+            problem(source, other, blocks_needed(view, other.fingerprint.block_tokens)),
+        )
+        for other in state.instances.values()
+        if other is not source
     ]
     return _some(sorted(found, key=lambda row: (row.code is not None, -(row.score or 0.0), row.name)))
 

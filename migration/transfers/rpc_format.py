@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 MAGIC = 0x4B56_534D
 """`MSVK` on the wire."""
-VERSION = 1
+VERSION = 2
 NONCE_BYTES = 16
 PROOF_BYTES = 32
 HANDLE_BYTES = 32
