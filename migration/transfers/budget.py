@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
+
+SHARED_FRAME_BYTES: Final = 4 * 1024 * 1024
+"""Moves that share a budget take turns of so many bytes."""
 
 
 class Budget:
@@ -13,6 +17,10 @@ class Budget:
         self._bytes_per_s = bytes_per_s
         self._free_at_s = 0.0
         self._turn = asyncio.Lock()
+
+    def frame_bytes_max(self, most: int) -> int:
+        """How long frames may be, which otherwise have at most `most` bytes."""
+        return most if self._bytes_per_s is None else min(most, SHARED_FRAME_BYTES)
 
     async def take(self, count: int) -> None:
         """Wait until `count` more bytes may leave. Cancelled: they do not count."""

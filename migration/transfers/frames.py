@@ -91,7 +91,7 @@ class FrameChannel(ABC):
 
     async def _copy(self, blocks: Sequence[tuple[int, Any]], is_checked: bool) -> int:
         copied_bytes = 0
-        for frame in cut(blocks, self._home, self.frame_bytes_max):
+        for frame in cut(blocks, self._home, self._budget.frame_bytes_max(self.frame_bytes_max)):
             if len(self._unanswered) >= wire.FRAMES_AHEAD_MAX:
                 await self._answer()
             pieces = len(frame.views)

@@ -46,7 +46,7 @@ class RpcChannel:
             return 0
         copied_bytes = 0
         blocks_left = len(blocks)
-        for indexes, views in group(blocks):
+        for indexes, views in group(blocks, self._budget.frame_bytes_max(wire.FRAME_BYTES_MAX)):
             if early := self._stream.read_now(wire.REPLY.size):
                 raise TransferFailed(wire.refusal(early) or "the target answered too early")
             await self._budget.take(len(indexes) * len(views[0]))
@@ -80,13 +80,13 @@ class RpcChannel:
             self._left(self)
 
 
-def group(blocks: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[list[int], list[memoryview]]]:
-    """Cut blocks, in order, into frames of equally long ones within the bounds of a frame."""
+def group(blocks: Sequence[tuple[int, memoryview]], bytes_max: int) -> Iterator[tuple[list[int], list[memoryview]]]:
+    """Cut blocks, in order, into frames of equally long ones; a block that is longer has a frame of its own."""
     indexes: list[int] = []
     views: list[memoryview] = []
     for index, block in blocks:
         view = block.cast("B") if block.format != "B" or block.ndim != 1 else block
-        if views and not _fits(views, view):
+        if views and not _fits(views, view, bytes_max):
             yield indexes, views
             indexes, views = [], []
         indexes.append(index)
@@ -95,6 +95,6 @@ def group(blocks: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[list[int],
         yield indexes, views
 
 
-def _fits(views: list[memoryview], view: memoryview) -> bool:
-    is_small = (len(views) + 1) * len(view) <= wire.FRAME_BYTES_MAX
+def _fits(views: list[memoryview], view: memoryview, bytes_max: int) -> bool:
+    is_small = (len(views) + 1) * len(view) <= bytes_max
     return len(view) == len(views[0]) and len(views) < wire.FRAME_BLOCKS_MAX and is_small

@@ -104,9 +104,18 @@ def test_P29_a_transfer_that_cannot_be_measured_is_one_line(
     assert told in said[-1]
 
 
+HEARS_CTRL_C = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+"""A shell's background job, and so these tests if they are one, is deaf to it."""
+
+
 def test_a_transfer_bench_that_is_interrupted_ends_in_one_line_and_takes_its_processes_along(tmp_path: Path) -> None:
     """Ctrl-C reaches the whole process group of a terminal."""
-    command = [sys.executable, "-m", "midstream.api.cli", "bench", "transfer", "--sizes", "64", "--backends", "rpc"]
+    bench_transfer = ["-m", "midstream.api.cli", "bench", "transfer", "--sizes", "64", "--backends", "rpc"]
+    command = [sys.executable, "-c", HEARS_CTRL_C, *bench_transfer]
     bench = subprocess.Popen(
         command, cwd=tmp_path, text=True, start_new_session=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE
     )
