@@ -32,6 +32,7 @@ TRACES: Final = (
     "mooncake_conversation_2025",
     "heavy_tail",
 )
+LATENCY_MS: Final = 0.2
 STEPS_AT_ONCE: Final = 256
 SEARCH_RUNS: Final = 9
 SEARCH_FIRST: Final = 4.0
@@ -60,6 +61,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """KV of one token: 80 layers, 8 heads of 128, keys and values, 2 bytes each."""
     slots: int = 256
     gbit_per_s: float = 25.0
+    latency_ms: float = LATENCY_MS
+    """One way between two instances."""
     queue_depth: int = GATEWAY.queue_depth
     """Requests that wait at an instance; more wait at the gateway. 0: all are sent on at once."""
     jobs: int = 0
@@ -133,6 +136,7 @@ def fleet_plan(plan: Plan, run: Run, *, is_cached: bool) -> FleetPlan:
         policies=policies_of(run.arm),
         seed=run.seed,
         gbit_per_s=plan.gbit_per_s,
+        latency_ms=plan.latency_ms,
         queue_depth=plan.queue_depth,
     )
 

@@ -140,6 +140,10 @@ def schedule(
     gbit: Annotated[
         float, typer.Option(callback=finite, help="Bandwidth between instances, Gbit/s.", min=0.001)
     ] = 25.0,
+    transfer: Annotated[
+        str | None,
+        typer.Option(help="BACKEND=FILE: speed and latency as `bench transfer --json` found them, not --gbit."),
+    ] = None,
     queue_depth: Annotated[
         int,
         typer.Option(help="Requests that wait at an instance, the others at the gateway; 0: all at instances.", min=0),
@@ -157,15 +161,18 @@ def schedule(
     Example: midstream bench schedule --trace azure_conv_2023 --rate-scale 12 --seeds 1 --plot plots
     """
     from midstream.api.bench.report import show
-    from midstream.api.bench.schedule import ARMS, TRACES, Plan, measure
+    from midstream.api.bench.schedule import ARMS, LATENCY_MS, TRACES, Plan, measure
     from midstream.api.bench.schedule_figures import Slo
+    from midstream.api.bench.transfer_model import TransferModel, transfer_model
     from midstream.api.cli.output import say
     from midstream.api.traces.workload import overlap
 
+    link = TransferModel(gbit, LATENCY_MS) if transfer is None else transfer_model(transfer)
     plan = Plan(
         traces=tuple(traces or TRACES), arms=tuple(policies or ARMS), seeds=seeds, instances=instances,
         requests=requests, rate_scale=rate_scale, slo=Slo(prefill_ms=slo_prefill_ms, decode_ms=slo_decode_ms),
-        step_times=step_times, blocks=blocks, block_tokens=block_tokens, token_bytes=token_bytes, gbit_per_s=gbit,
+        step_times=step_times, blocks=blocks, block_tokens=block_tokens, token_bytes=token_bytes,
+        gbit_per_s=link.gbit_per_s, latency_ms=link.latency_ms,
         queue_depth=queue_depth, jobs=jobs,
     )  # fmt: skip
     for trace in plan.traces:
