@@ -7,15 +7,12 @@ from functools import cached_property
 from typing import Final
 
 from midstream.control.policies.freeness_math import blocks_kept, freeness_of
-from midstream.control.policies.packing import Candidates
+from midstream.control.policies.packing import Plan, Row
 from midstream.control.policies.room import Room, blocks_needed
 from midstream.control.state import InstanceView, RequestView, State
 
-COMPARED_MAX: Final = 8
-"""Targets with room that are compared for one request, taken in order of their free blocks."""
-
 LOOKED_MAX: Final = 32
-"""Targets that are looked at for one request."""
+"""Targets that are looked at for one request, those with the largest holes."""
 
 Turn = tuple[int, int, str]
 
@@ -81,43 +78,16 @@ class Holes:
         return hole - blocks_kept(self._state, view)
 
 
-class Filling:
-    """One plan of several moves: each counts the ones planned before it. Every target keeps a freeness of `keep`."""
+class Filling(Plan):
+    """A plan that fills holes."""
 
-    def __init__(self, room: Room, rows: list[tuple[int, InstanceView]], keep: float) -> None:
-        usable = ((hole - keep * (room.running_after(view) + 1), hole, view) for hole, view in rows)
-        found = [row for row in usable if row[0] > 0]
-        self.blocks = sum(row[0] for row in found)
+    def __init__(self, room: Room, rows: list[Row], keep: float) -> None:
+        usable = ((hole - keep * (room.running_after(view) + 1), (hole, view)) for hole, view in rows)
+        found = [(blocks, row) for blocks, row in usable if blocks > 0]
+        self.blocks = sum(blocks for blocks, _ in found)
         """No plan can move more."""
-        self._room = room
-        self._rows = sorted(((hole, view) for _, hole, view in found), key=lambda row: (-row[0], row[1].owner))
-        self._keep = keep
-        self._blocks: dict[str, int] = {}
-        self._requests: dict[str, int] = {}
+        super().__init__(room, [row for _, row in found], keep)
+        del self._rows[LOOKED_MAX:]
 
-    def place(self, view: RequestView, source: InstanceView) -> Candidates:
-        """Where the request may go from `source`; the first is where the plan puts it. Empty if nowhere."""
-        found: list[tuple[float, str, int]] = []
-        for hole, target in self._rows[:LOOKED_MAX]:
-            blocks = blocks_needed(view, target.fingerprint.block_tokens)
-            if hole < blocks or len(found) == COMPARED_MAX:
-                break
-            freeness = self._freeness_with(view, source, target, hole - blocks)
-            if freeness is not None:
-                found.append((-freeness, target.owner.instance, blocks))
-        found.sort()
-        if found:
-            _, name, blocks = found[0]
-            self._blocks[name] = self._blocks.get(name, 0) + blocks
-            self._requests[name] = self._requests.get(name, 0) + 1
-        return tuple((name, -score) for score, name, _ in found)
-
-    def _freeness_with(self, view: RequestView, source: InstanceView, target: InstanceView, left: int) -> float | None:
-        """Freeness of the target with this and all planned before, `None` if it may not or cannot take it."""
-        room, name = self._room, target.owner.instance
-        left, requests = left - self._blocks.get(name, 0), self._requests.get(name, 0)
-        freeness = freeness_of(left, room.running_after(target) + requests + 1)
-        is_astray = target.role == "prefill" and not view.is_waiting
-        if left < 0 or freeness < self._keep or is_astray or room.slots_left(target) - requests < 1:
-            return None
-        return freeness if room.may_host(view, target) and room.may_pair(source, target) else None
+    def _freeness(self, target: InstanceView, free: int, blocks: int, requests: int) -> float:
+        return freeness_of(free - blocks, self._room.running_after(target) + requests)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from midstream.control.policies.base import Blocks, Count, MovePolicy, Proposal, Rng
-from midstream.control.policies.packing import Candidates, Packing, Targets
+from midstream.control.policies.packing import Candidates, Packing
 from midstream.control.policies.room import Room, blocks_needed
 from midstream.control.state import InstanceView, RequestView, State
 
@@ -32,7 +32,7 @@ def propose(state: State, room: Room, now_ms: int, params: Params, rng: Rng) -> 
     source = _fewest(room, ups, params)
     if source is None:
         return
-    plan = _plan(state, room, source, Targets(room, ups), params)
+    plan = _plan(state, room, source, ups, params)
     for index, (view, places) in enumerate(plan, 1):
         yield Proposal(
             request=view.request,
@@ -61,16 +61,16 @@ def _requests(room: Room, view: InstanceView) -> int:
 
 
 def _plan(
-    state: State, room: Room, source: InstanceView, targets: Targets, params: Params
+    state: State, room: Room, source: InstanceView, ups: list[InstanceView], params: Params
 ) -> list[tuple[RequestView, Candidates]]:
     """A place for each request that is still there, or nothing."""
-    packing = Packing(room, targets, source, params.keep)
+    packing = Packing(room, ups, params.keep)
     plan: list[tuple[RequestView, Candidates]] = []
     for request in state.placed.get(source.owner.instance, ()):
         view = state.requests[request]
         if room.is_moving(view):
             continue
-        places = packing.place(view) if view.owner == source.owner and room.may_leave(view) else ()
+        places = packing.place(view, source) if view.owner == source.owner and room.may_leave(view) else ()
         if not places:
             return []
         plan.append((view, places))
