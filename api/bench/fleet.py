@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +34,7 @@ def measure(only: Sequence[str], seeds: int, jobs: int = 0, plots: Path | None =
     summary: dict[str, Any] = {}
     for name in only or SCENARIOS:
         began = time.monotonic()
-        runs, found = SCENARIOS[name](seeds) if name != "scaling" else _scaling(seeds, jobs)
+        runs, found = SCENARIOS[name](seeds, jobs)
         if plots is not None and name == "scaling":
             draw_day(plots, runs[0]["scaled"])
         rows += [_row(name, arm, runs) for arm in runs[0]]
@@ -44,12 +43,12 @@ def measure(only: Sequence[str], seeds: int, jobs: int = 0, plots: Path | None =
     return Measured(params={"seeds": seeds, **PARAMS}, rows=tuple(rows), summary=summary, machine=on)
 
 
-def _classes(seeds: int) -> tuple[Runs, dict[str, Any]]:
+def _classes(seeds: int, _: int) -> tuple[Runs, dict[str, Any]]:
     runs = [priorities.run_arms(seed, **CLASSES) for seed in range(seeds)]
     return runs, priorities.figures(runs)
 
 
-def _tenants(seeds: int) -> tuple[Runs, dict[str, Any]]:
+def _tenants(seeds: int, _: int) -> tuple[Runs, dict[str, Any]]:
     runs = [tenants.run_arms(seed, **TENANTS) for seed in range(seeds)]
     return runs, tenants.figures(runs, seconds=TENANTS["seconds"])
 
@@ -72,15 +71,15 @@ def _day(arm: str, seed: int) -> tuple[str, int, Played, float]:
     return arm, seed, scaling.told(played), time.monotonic() - began
 
 
-def _roles(seeds: int) -> tuple[Runs, dict[str, Any]]:
+def _roles(seeds: int, _: int) -> tuple[Runs, dict[str, Any]]:
     runs = [roles.run_arms(seed, **ROLES) for seed in range(seeds)]
     return runs, roles.figures(runs)
 
 
-SCENARIOS: Final[dict[str, Callable[[int], tuple[Runs, dict[str, Any]]]]] = {
+SCENARIOS: Final[dict[str, Callable[[int, int], tuple[Runs, dict[str, Any]]]]] = {
     "priorities": _classes,
     "tenants": _tenants,
-    "scaling": partial(_scaling, jobs=0),
+    "scaling": _scaling,
     "roles": _roles,
 }
 PARAMS: Final = {

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
+import numpy as np
 
 from midstream.control.errors import BadInput
+from midstream.instance.engines.sim.fit import relative_fit
 
 LAYOUT: Final = "7b"
 SENDS_MIN: Final = 2
@@ -52,7 +54,8 @@ def transfer_model(said: str) -> TransferModel:
     rows = [row for row in _read(Path(path)) if (row.backend, row.layout) == (backend, LAYOUT) and row.gib_s > 0]
     if len({row.size_mb for row in rows}) < SENDS_MIN:
         raise BadInput(f"{path}: {backend} needs sends of {SENDS_MIN} sizes or more, layout {LAYOUT}")
-    fixed_s, bit_s = _line([(row.size_bits, row.took_s) for row in rows])
+    terms = np.array([[1.0, row.size_bits] for row in rows])
+    fixed_s, bit_s = relative_fit(terms, np.array([row.took_s for row in rows]))
     if bit_s <= 0:
         raise BadInput(f"{path}: larger sends of {backend} take no longer")
     return TransferModel(1e-9 / bit_s, max(0.0, fixed_s) / WAYS * 1e3)
@@ -65,14 +68,3 @@ def _read(path: Path) -> list[_Row]:
         raise BadInput(f"{path}: {error.strerror}") from None
     except msgspec.DecodeError as error:
         raise BadInput(f"{path} is not what `bench transfer --json` prints: {error}") from None
-
-
-def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """(a, b) of y = a + b x, each point weighted by 1 / y²."""
-    weights = [1 / y**2 for _, y in points]
-    total = sum(weights)
-    x_mean = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
-    y_mean = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
-    width = sum(w * (x - x_mean) ** 2 for w, (x, _) in zip(weights, points, strict=True))
-    slope = sum(w * (x - x_mean) * (y - y_mean) for w, (x, y) in zip(weights, points, strict=True)) / width
-    return y_mean - slope * x_mean, slope

@@ -111,9 +111,10 @@ class Admission:
     def report(self) -> None:
         """Say how much waits, if that changed and was not said a moment ago."""
         gateway = self._gateway
+        if gateway.now - self._reported_at < REPORT_S and self.waiting > 0:
+            return
         size = (self.waiting, sum(shares.tokens for shares in self._shares.values()), *self._head())
-        is_early = gateway.now - self._reported_at < REPORT_S and self.waiting > 0
-        if size == self._reported or is_early:
+        if size == self._reported:
             return
         self._reported, self._reported_at = size, gateway.now
         requests, tokens, head_tokens, head_model = size

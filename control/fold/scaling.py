@@ -30,8 +30,8 @@ def came(state: State, instance: str) -> None:
 
 def _learn_start(state: State, view: ScalingView) -> None:
     """Unless nobody watched in between: the cluster may have been stopped."""
-    is_watched = len(state.samples) == SAMPLES_MAX or any(s.at_ms <= view.decided_at_ms for s in state.samples[:1])
-    if is_watched:
+    samples = state.samples
+    if len(samples) == SAMPLES_MAX or (samples and samples[0].at_ms <= view.decided_at_ms):
         took_ms, known = state.last_tick_ms - view.decided_at_ms, state.boot_ms
         state.boot_ms = int(took_ms if not known else known + BOOT_WEIGHT * (took_ms - known))
 

@@ -233,7 +233,7 @@ def _shrink(state: State, cluster: _Cluster, now_ms: int, params: Params) -> Ite
 def _is_too_soon(state: State, now_ms: int, params: Params) -> bool:
     """Samples do not go back far enough, or something was decided lately."""
     added_ms = max((view.decided_at_ms for view in state.scalings.values() if view.action != "remove"), default=0)
-    decided_ms = min(state.scaled_at_ms + params.trend_ms, state.scaled_at_ms + params.in_after_ms)
+    decided_ms = state.scaled_at_ms + min(params.trend_ms, params.in_after_ms)
     known_ms = state.samples[0].at_ms + min(params.in_after_ms, WINDOW_MAX_MS)
     return now_ms < max(known_ms, added_ms + params.in_after_ms, decided_ms)
 

@@ -92,9 +92,14 @@ def fitted(rows: list[Row], alone: list[Row] | None = None) -> Row:
 def _fit_decode(rows: list[Row]) -> tuple[float, float, float]:
     took: Floats = np.array([float(row["decode_step_ms_p50"]) for row in rows])
     terms: Floats = np.array([[1.0, _batch(row), _context(row)] for row in rows])
-    factors, *_ = np.linalg.lstsq(terms / took[:, None], np.ones(len(rows)), rcond=None)
-    base, request, token = (max(0.0, float(factor)) for factor in factors)
+    base, request, token = (max(0.0, factor) for factor in relative_fit(terms, took))
     return base, request, token
+
+
+def relative_fit(terms: Floats, took: Floats) -> list[float]:
+    """The factors (k) of terms (n, k) whose sums come closest to times (n), by least squares of relative errors."""
+    factors, *_ = np.linalg.lstsq(terms / took[:, None], np.ones(len(took)), rcond=None)
+    return [float(factor) for factor in factors]
 
 
 def _fit_prefill(rows: list[Row]) -> list[tuple[int, float]]:
